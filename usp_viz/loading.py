@@ -43,7 +43,9 @@ def parse_mapping(text: str, source: str = "text") -> dict[str, Any]:
         raise InvalidScenario("", None, f"{source}: {error.limit}") from None
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
-        raise InvalidScenario("", None, f"{source}: a scenario is a mapping of keys; this is {kind}")
+        raise InvalidScenario(
+            "", None, f"{source}: a scenario is a mapping of keys; this is {kind}"
+        )
     return data
 
 
@@ -117,7 +119,9 @@ def _read_file(source: str) -> bytes:
     if source in names:
         return names[source].read_bytes()
     guess = closest(source, list(names))
-    limit = f"{shorten(source)}: no such file, nor a bundled scenario (usp-viz scenarios lists them)"
+    limit = (
+        f"{shorten(source)}: no such file, nor a bundled scenario (usp-viz scenarios lists them)"
+    )
     raise InvalidScenario("", None, limit, guess)
 
 
