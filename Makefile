@@ -61,10 +61,10 @@ $(PY):
 
 $(VENV)/.installed: $(PY) requirements.txt pyproject.toml
 	$(PIP) install -r requirements.txt
-	$(PIP) install --no-deps --editable .
+	$(PIP) install --quiet --no-deps --editable .
 	@touch $@
 
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
-	$(PIP) install -r requirements-test.txt
+	$(PIP) install --quiet -r requirements-test.txt
 	$(PIP) check
 	@touch $@

@@ -81,3 +81,14 @@ def test_kernels_never_shadow_the_package_of_that_name() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert (ROOT / "usp_viz" / "kernels").resolve() == ROOT / "kernels"
     assert (ROOT / "usp_viz" / "assets").resolve() == ROOT / "assets"
+
+
+def test_kernels_know_nothing_of_the_rooms_above() -> None:
+    for path in (ROOT / "kernels").rglob("*.py"):
+        ours = {
+            name
+            for name in imported(path.read_text("utf-8"), "kernels")
+            if f"{name}.".startswith("usp_viz.") and name != "usp_viz"
+        }
+        strays = {n for n in ours if not n.startswith(("usp_viz.kernels", "usp_viz.errors"))}
+        assert not strays, path.name
