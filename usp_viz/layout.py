@@ -32,6 +32,16 @@ def ids(rows: Rows) -> Ids:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
+def index_below(run: range, bound: int) -> int:
+    """How many items of an ascending range lie below `bound`."""
+    return min(len(run), max(0, -((run.start - bound) // run.step)))
+
+
+def indices_below(run: range, bounds: Ids) -> Ids:
+    """`index_below` for many bounds at once."""
+    return np.clip(-((run.start - bounds) // run.step), 0, len(run))
+
+
 def spans_of(row_ids: Any) -> Spans:
     """Sorted, maximal half-open spans that cover exactly these ids."""
     unique: Ids = np.unique(np.asarray(row_ids, dtype=np.int64))

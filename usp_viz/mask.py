@@ -25,7 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from usp_viz.bits import mix, stream
-from usp_viz.layout import Ids, Order, Rows, Spans, ids, merge_spans, spans_of
+from usp_viz.layout import (
+    Ids,
+    Order,
+    Rows,
+    Spans,
+    ids,
+    index_below,
+    indices_below,
+    merge_spans,
+    spans_of,
+)
 
 if TYPE_CHECKING:
     from usp_viz.scenario import Scenario
@@ -243,7 +253,7 @@ class Visibility:
         seen: list[Ids] = []
         for run, sharded in self._visible_runs(keys, row):
             first, last = (lo, hi) if sharded else (zero, until)
-            a, b = _below(run, first), _below(run, last)
+            a, b = indices_below(run, first), indices_below(run, last)
             b = np.maximum(a, b)
             total += b - a
             depth = np.bincount(a, minlength=len(run) + 1) - np.bincount(b, minlength=len(run) + 1)
@@ -258,19 +268,9 @@ class Visibility:
         parts += [(a, b, True) for a, b in self.valid_spans(row)]
         for run in keys:
             for start, stop, sharded in parts:
-                piece = run[_index_below(run, start) : _index_below(run, stop)]
+                piece = run[index_below(run, start) : index_below(run, stop)]
                 if len(piece):
                     yield piece, sharded
-
-
-def _index_below(run: range, bound: int) -> int:
-    """How many items of an ascending range lie below `bound`."""
-    return min(len(run), max(0, -(-(bound - run.start) // run.step)))
-
-
-def _below(run: range, bounds: Ids) -> Ids:
-    """`_index_below`, for many bounds."""
-    return np.clip(-((run.start - bounds) // run.step), 0, len(run))
 
 
 def _causal_pairs(queries: Ids, keys: Ids) -> int:

@@ -1,0 +1,1 @@
+"""The real thing: unified sequence-parallel attention on torch.distributed."""
