@@ -83,6 +83,12 @@ def test_kernels_never_shadow_the_package_of_that_name() -> None:
     assert (ROOT / "usp_viz" / "assets").resolve() == ROOT / "assets"
 
 
+def test_every_room_is_a_package() -> None:
+    """import-linter passes over a folder without __init__.py, so its layer would go unchecked."""
+    rooms = {path.parent for path in modules() if path.is_relative_to("usp_viz")}
+    assert not [str(room) for room in rooms if not (ROOT / room / "__init__.py").exists()]
+
+
 def test_kernels_know_nothing_of_the_rooms_above() -> None:
     for path in (ROOT / "kernels").rglob("*.py"):
         ours = {
