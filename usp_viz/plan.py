@@ -1,0 +1,282 @@
+"""Each rank's program, predicted from the scenario alone: what `usp_viz.trace` calls a trace.
+
+The executor never reads a plan, and a plan never asks the executor: when a recorded trace equals
+the predicted one, two independent programs agree. Steps are made when asked for, and whatever all
+ranks of a ring position share (their rows, their blocks) is worked out once.
+
+The schedule (USP, arXiv 2405.07719): Ulysses groups swap sequence for heads; then KV travels round
+the rings, one *hop* for each distance at which anybody has an allowed pair; then heads go back for
+sequence. Replicated keys never travel: each rank attends its own copy at distance 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from usp_viz.layout import Layout, Rows, Spans, count, spans
+from usp_viz.mask import Block, Visibility
+from usp_viz.mesh import Mesh, head_split, kv_heads_of
+from usp_viz.scenario import ITEMSIZE
+from usp_viz.trace import Event, Trace
+
+if TYPE_CHECKING:
+    from usp_viz.scenario import Scenario
+
+Heads = tuple[int, int]
+Maker = Callable[[int, str], Iterator[Event]]
+"""Makes one step's events from its number and stage, in canonical order."""
+
+
+def simulate(scenario: Scenario) -> Trace:
+    """The predicted trace of a scenario."""
+    return plan(scenario).trace
+
+
+def plan(scenario: Scenario) -> Plan:
+    """The program that a scenario's policy gives every rank."""
+    attention = scenario.attention
+    return Plan(
+        mesh=Mesh.of(scenario),
+        layout=Layout.of(scenario),
+        visibility=Visibility.of(scenario),
+        heads=scenario.tensors.heads,
+        kv_heads=scenario.kv_heads,
+        row_bytes=scenario.tensors.batch
+        * scenario.tensors.head_dim
+        * ITEMSIZE[scenario.tensors.dtype],
+        local=attention.skip_sequence_parallel and attention.skip_kv == "full",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The program of all ranks.
+
+    Attributes:
+        mesh, layout, visibility: Who is where, holds what, and may see whom.
+        heads: H.
+        kv_heads: G.
+        row_bytes: One row of one head in one tensor, over all batch rows: B·D·itemsize.
+        local: Nobody communicates: every rank holds all keys.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    visibility: Visibility
+    heads: int
+    kv_heads: int
+    row_bytes: int
+    local: bool = False
+    _blocks: dict[tuple[int, int], Block] = field(
+        default_factory=dict[tuple[int, int], Block], repr=False
+    )
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The events, made step by step."""
+        steps = tuple(self._steps())
+
+        def make(number: int) -> tuple[Event, ...]:
+            stage, maker = steps[number]
+            return tuple(maker(number, stage))
+
+        stages = tuple(stage for stage, _ in steps)
+        return Trace(self.mesh.ranks, stages, make, self.layout.order)
+
+    def _steps(self) -> Iterator[tuple[str, Maker]]:
+        yield "shard", self._place
+        swaps = self.mesh.ulysses > 1 and not self.local
+        if swaps:
+            yield "input all-to-all", self._gather_sequence
+        for n, distance in enumerate(self.hops):
+            following = self.hops[n + 1] if n + 1 < len(self.hops) else None
+            stage = f"hop {distance}"
+            yield stage, partial(self._hop, distance, following)
+            if any(self.merges(place, distance) for place in self._places):
+                yield stage, partial(self._merge, distance)
+        if swaps:
+            yield "output all-to-all", self._gather_heads
+        yield "output", self._output
+
+    # -- who attends what, when ------------------------------------------------------------------
+
+    @property
+    def _places(self) -> range:
+        """Places that differ in what they attend; the last is the likeliest to see anything."""
+        return range(self.mesh.ranks if self.local else self.mesh.ring)[::-1]
+
+    def place(self, rank: int) -> int:
+        """Where a rank attends: its ring position, or its own position when nobody communicates."""
+        return self.mesh.position(rank) if self.local else self.mesh.at(rank)[0]
+
+    @cached_property
+    def queries(self) -> tuple[Rows, ...]:
+        """Query rows attended at each place."""
+        if self.local:
+            return tuple(self.layout.queries(position) for position in range(self.mesh.ranks))
+        copies = self.layout.order.replicated_queries
+        return tuple(copies + rows for rows in self.travelling)
+
+    @cached_property
+    def travelling(self) -> tuple[Rows, ...]:
+        """KV rows that each ring position brings to its ring."""
+        return tuple(self.layout.gathered(ring) for ring in range(self.mesh.ring))
+
+    def keys(self, place: int, distance: int) -> Rows:
+        """Key rows met at a place, `distance` hops from where they started."""
+        order = self.layout.order
+        if self.local:
+            return (range(order.size),)
+        rows = self.travelling[(place - distance) % self.mesh.ring]
+        return order.replicated_keys + rows if distance == 0 else rows
+
+    def block(self, place: int, distance: int) -> Block:
+        """What the mask leaves of these queries and keys."""
+        if (place, distance) not in self._blocks:
+            found = self.visibility.block(self.queries[place], self.keys(place, distance))
+            self._blocks[place, distance] = found
+        return self._blocks[place, distance]
+
+    def works(self, place: int, distance: int) -> bool:
+        """Whether there is anything to attend."""
+        return self.block(place, distance).pairs > 0
+
+    def merges(self, place: int, distance: int) -> bool:
+        """Whether a place works at this distance, and has worked before."""
+        earlier = self.hops[: self.hops.index(distance)]
+        return self.works(place, distance) and any(self.works(place, d) for d in earlier)
+
+    @cached_property
+    def hops(self) -> tuple[int, ...]:
+        """Distances, ascending: those at which anybody works, and 0 to send from."""
+        if self.local:
+            return (0,)
+        ring = range(self.mesh.ring)
+        active = [d for d in ring if any(self.works(place, d) for place in self._places)]
+        return tuple(active if not active or active[0] == 0 else [0, *active])
+
+    # -- heads ------------------------------------------------------------------------------------
+
+    @cached_property
+    def query_heads(self) -> tuple[range, ...]:
+        """Query heads of each Ulysses index, while it attends."""
+        if self.local:
+            return (range(self.heads),) * self.mesh.ulysses
+        return head_split(self.heads, self.mesh.ulysses)
+
+    @cached_property
+    def key_heads(self) -> tuple[range, ...]:
+        """KV heads of each Ulysses index, while it attends."""
+        group = self.heads // self.kv_heads
+        return tuple(kv_heads_of(heads, group) for heads in self.query_heads)
+
+    def _attending(self) -> Iterator[tuple[int, int, range]]:
+        """(rank, place, query heads) of the ranks that have heads, by rank."""
+        for rank in range(self.mesh.ranks):
+            heads = self.query_heads[self.mesh.at(rank)[1]]
+            if heads:
+                yield rank, self.place(rank), heads
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _place(self, step: int, stage: str) -> Iterator[Event]:
+        everything: Spans = ((0, self.layout.order.size),)
+        for rank in range(self.mesh.ranks):
+            queries = self._held[self.mesh.position(rank)]
+            keys = everything if self.local else spans(self.layout.keys(self.mesh.position(rank)))
+            for tensor, rows, heads in (("Q", queries, self.heads), ("KV", keys, self.kv_heads)):
+                if rows:
+                    yield Event(step, stage, "place", rank, rank, tensor, rows, (0, heads), 0)
+
+    def _gather_sequence(self, step: int, stage: str) -> Iterator[Event]:
+        for src, dst in self._swaps():
+            position = self.mesh.position(src)
+            rows, length = self._shards[position], count(self.layout.shards[position])
+            ulysses = self.mesh.at(dst)[1]
+            for tensor, heads, each in (
+                ("Q", self.query_heads[ulysses], self.row_bytes),
+                ("KV", self.key_heads[ulysses], 2 * self.row_bytes),
+            ):
+                if rows and heads:
+                    size = 0 if src == dst else length * len(heads) * each
+                    yield Event(
+                        step, stage, "all_to_all", src, dst, tensor, rows, _pair(heads), size
+                    )
+
+    def _gather_heads(self, step: int, stage: str) -> Iterator[Event]:
+        for src, dst in self._swaps():
+            position = self.mesh.position(dst)
+            rows, heads = self._held[position], self.query_heads[self.mesh.at(src)[1]]
+            if rows and heads:
+                length = count(self.layout.queries(position))
+                size = 0 if src == dst else length * len(heads) * self.row_bytes
+                yield Event(step, stage, "all_to_all", src, dst, "O", rows, _pair(heads), size)
+
+    def _swaps(self) -> Iterator[tuple[int, int]]:
+        """(src, dst) inside Ulysses groups."""
+        for src in range(self.mesh.ranks):
+            for dst in self.mesh.ulysses_group(self.mesh.at(src)[0]):
+                yield src, dst
+
+    def _hop(self, distance: int, following: int | None, step: int, stage: str) -> Iterator[Event]:
+        if following is not None:
+            yield from self._send(distance, following, step, stage)
+        for rank, place, heads in self._attending():
+            block = self.block(place, distance)
+            if block.pairs:
+                yield Event(
+                    step,
+                    stage,
+                    "attend",
+                    rank,
+                    rank,
+                    "O",
+                    block.queries,
+                    _pair(heads),
+                    0,
+                    block.keys,
+                    block.pairs * len(heads),
+                )
+
+    def _send(self, distance: int, following: int, step: int, stage: str) -> Iterator[Event]:
+        ring = self.mesh.ring
+        for rank in range(self.mesh.ranks):
+            place, ulysses = self.mesh.at(rank)
+            source = (place - distance) % ring
+            heads, rows = self.key_heads[ulysses], self._travelling_spans[source]
+            if heads and rows:
+                dst = self.mesh.rank((source + following) % ring, ulysses)
+                size = count(self.travelling[source]) * len(heads) * 2 * self.row_bytes
+                yield Event(step, stage, "send", rank, dst, "KV", rows, _pair(heads), size)
+
+    def _merge(self, distance: int, step: int, stage: str) -> Iterator[Event]:
+        for rank, place, heads in self._attending():
+            if self.merges(place, distance):
+                rows = self.block(place, distance).queries
+                yield Event(step, stage, "merge", rank, rank, "O", rows, _pair(heads), 0)
+
+    def _output(self, step: int, stage: str) -> Iterator[Event]:
+        for rank in range(self.mesh.ranks):
+            rows = self._held[self.mesh.position(rank)]
+            if rows:
+                yield Event(step, stage, "output", rank, rank, "O", rows, (0, self.heads), 0)
+
+    @cached_property
+    def _shards(self) -> tuple[Spans, ...]:
+        return tuple(spans(rows) for rows in self.layout.shards)
+
+    @cached_property
+    def _held(self) -> tuple[Spans, ...]:
+        """Rows of each position's Q and output."""
+        return tuple(spans(self.layout.queries(p)) for p in range(self.mesh.ranks))
+
+    @cached_property
+    def _travelling_spans(self) -> tuple[Spans, ...]:
+        return tuple(spans(rows) for rows in self.travelling)
+
+
+def _pair(heads: range) -> Heads:
+    return heads.start, heads.stop
