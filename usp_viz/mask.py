@@ -15,7 +15,7 @@ Ids are whole-order row ids (`usp_viz.layout`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -30,11 +30,13 @@ from usp_viz.layout import (
     Order,
     Rows,
     Spans,
+    count,
+    cut,
     ids,
     index_below,
     indices_below,
     merge_spans,
-    spans_of,
+    spans,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 Bools = NDArray[np.bool_]
 _FAR = 2**40
 """Beyond any row id: an unlimited side of a window."""
+_TOGETHER = 2**20
+"""Pairs of a dense mask looked at together."""
 
 
 class BlockKind(str, Enum):
@@ -160,7 +164,11 @@ class Visibility:
     def _all_valid(self) -> Spans:
         return ((self.order.start, self.order.stop),) if self.order.total else ()
 
-    @property
+    @cached_property
+    def _borders(self) -> Ids:
+        return np.asarray(self.borders, np.int64)
+
+    @cached_property
     def patterns(self) -> tuple[tuple[int, int], ...]:
         """Batch rows that differ in padding, as (a batch row, how many are like it)."""
         seen: dict[Spans, list[int]] = {}
@@ -199,7 +207,7 @@ class Visibility:
             reach = np.maximum(queries + 1, order.start + self.prefix_lm)
             hi = np.where(sharded, np.minimum(hi, reach), hi)
         if len(self.borders) > 2:
-            borders = np.asarray(self.borders, np.int64)
+            borders = self._borders
             row = np.clip(queries - order.start, 0, order.total - 1)
             document = np.searchsorted(borders, row, side="right")
             lo = np.where(sharded, np.maximum(lo, order.start + borders[document - 1]), lo)
@@ -213,68 +221,137 @@ class Visibility:
 
     # -- by block --------------------------------------------------------------------------------
 
-    def block(self, queries: Rows, keys: Rows) -> Block:
-        """Summarise a rectangle of local queries and keys (S rows and replicated rows alike)."""
-        query_ids, key_ids = ids(queries), ids(keys)
-        if not query_ids.size or not key_ids.size:
-            return Block(BlockKind.EMPTY, 0, (), ())
-        if self.unmasked:
-            pairs = self.batch * query_ids.size * key_ids.size
-            return Block(BlockKind.FULL, pairs, spans_of(query_ids), spans_of(key_ids))
-        pairs, full, causal = 0, 0, 0
-        seeing: list[Ids] = []
-        seen: list[Ids] = []
+    def block(self, queries: Rows, keys: Rows, as_spans: Callable[[Rows], Spans] = spans) -> Block:
+        """Summarise a rectangle of local queries and keys (S rows and replicated rows alike).
+
+        Args:
+            queries: Ascending runs.
+            keys: Likewise.
+            as_spans: Makes the block's spans; who needs many blocks may pass one that remembers.
+        """
+        pairs = 0
+        seeing: list[range] = []
+        seen: list[range] = []
         for row, times in self.patterns:
-            scored = query_ids[self.is_valid(query_ids, row)]
-            per_query, seen_keys = self._counts(scored, keys, key_ids, row)
-            pairs += times * int(per_query.sum())
-            full += times * query_ids.size * key_ids.size
-            causal += times * _causal_pairs(query_ids, key_ids)
-            seeing.append(scored[per_query > 0])
-            seen.append(seen_keys)
+            key_parts = tuple(self._parts(keys, row))
+            for query_part in self._parts(queries, row):
+                for key_part in key_parts:
+                    number, some_queries, some_keys = self._meet(query_part, key_part, row)
+                    pairs += times * number
+                    seeing += some_queries
+                    seen += some_keys
+        kind = self._kind(pairs, queries, keys)
+        return Block(kind, pairs, as_spans(_distinct(seeing)), as_spans(_distinct(seen)))
+
+    def _kind(self, pairs: int, queries: Rows, keys: Rows) -> BlockKind:
         if not pairs:
-            return Block(BlockKind.EMPTY, 0, (), ())
-        kind = BlockKind.PARTIAL
-        if pairs == full:
-            kind = BlockKind.FULL
-        elif self.causal and pairs == causal:
-            kind = BlockKind.CAUSAL
-        return Block(kind, pairs, spans_of(np.concatenate(seeing)), spans_of(np.concatenate(seen)))
+            return BlockKind.EMPTY
+        if pairs == self.batch * count(queries) * count(keys):
+            return BlockKind.FULL
+        if self.causal and pairs == self.batch * _causal_pairs(queries, keys):
+            return BlockKind.CAUSAL
+        return BlockKind.PARTIAL
 
-    def _counts(self, queries: Ids, keys: Rows, key_ids: Ids, row: int) -> tuple[Ids, Ids]:
-        """(keys that each query sees, int64 [Lq]; ids of the keys that are seen)."""
-        if self.dense:
-            matrix = self.allowed(queries, key_ids, row)
-            return matrix.sum(1), key_ids[matrix.any(0)]
-        lo, hi = self.interval(queries)
-        until = self.replicated_until(queries)
-        zero = np.zeros_like(until)
-        total = np.zeros(len(queries), np.int64)
-        seen: list[Ids] = []
-        for run, sharded in self._visible_runs(keys, row):
-            first, last = (lo, hi) if sharded else (zero, until)
-            a, b = indices_below(run, first), indices_below(run, last)
-            b = np.maximum(a, b)
-            total += b - a
-            depth = np.bincount(a, minlength=len(run) + 1) - np.bincount(b, minlength=len(run) + 1)
-            covered = np.cumsum(depth)[: len(run)] > 0
-            seen.append(np.arange(run.start, run.stop, run.step, dtype=np.int64)[covered])
-        return total, np.concatenate(seen) if seen else np.empty(0, np.int64)
-
-    def _visible_runs(self, keys: Rows, row: int) -> Iterator[tuple[range, bool]]:
-        """Runs of valid keys, each wholly sharded (True) or wholly replicated (False)."""
+    def _parts(self, rows: Rows, row: int) -> Iterator[_Part]:
+        """Runs cut where the replicated rows end, with what of them is no padding."""
         order = self.order
-        parts = [(0, order.start, False), (order.stop, order.size, False)]
-        parts += [(a, b, True) for a, b in self.valid_spans(row)]
-        for run in keys:
-            for start, stop, sharded in parts:
-                piece = run[index_below(run, start) : index_below(run, stop)]
-                if len(piece):
-                    yield piece, sharded
+        borders = ((0, order.start), (order.start, order.stop), (order.stop, order.size))
+        for run in rows:
+            for start, stop in borders:
+                piece = _between(run, start, stop)
+                sharded = start == order.start and stop == order.stop
+                spans = self.valid_spans(row) if sharded else ((start, stop),)
+                valid = tuple(v for v in (_between(piece, a, b) for a, b in spans) if len(v))
+                if valid:
+                    yield _Part(piece, valid, sharded)
+
+    def _meet(self, queries: _Part, keys: _Part, row: int) -> tuple[int, Rows, Rows]:
+        """(allowed pairs, queries that see a key, keys that are seen), for one batch row.
+
+        Along a run both ends of the queries' intervals ascend, so its two outer queries tell
+        whether it sees all or nothing; only what lies between needs to look at each query.
+        """
+        if self.dense and queries.sharded and keys.sharded:
+            return self._meet_dense(queries.valid, keys.valid, row)
+        first, last = keys.run[0], keys.run[-1]
+        lo, hi = self._ends(np.array((queries.run[0], queries.run[-1])), keys.sharded)
+        if hi[1] <= first or lo[0] > last:
+            return 0, (), ()
+        if lo[1] <= first and hi[0] > last:
+            return count(queries.valid) * count(keys.valid), queries.valid, keys.valid
+        lo, hi = self._ends(ids(queries.valid), keys.sharded)
+        a, b = _below(keys.valid, lo), _below(keys.valid, hi)
+        sees = np.flatnonzero(b > a)
+        if not sees.size:
+            return 0, (), ()
+        a, b = a[sees], b[sees]
+        seeing = _stretches(queries.valid, sees, sees + 1)
+        return int((b - a).sum()), seeing, _stretches(keys.valid, a, b)
+
+    def _ends(self, queries: Ids, sharded_keys: bool) -> tuple[Ids, Ids]:
+        if sharded_keys:
+            return self.interval(queries)
+        return np.zeros_like(queries), self.replicated_until(queries)
+
+    def _meet_dense(self, queries: Rows, keys: Rows, row: int) -> tuple[int, Rows, Rows]:
+        query_ids, key_ids = ids(queries), ids(keys)
+        sees: list[Ids] = []
+        seen = np.zeros(len(key_ids), np.bool_)
+        step = max(1, _TOGETHER // len(key_ids))
+        for start in range(0, len(query_ids), step):
+            matrix = self.allowed(query_ids[start : start + step], key_ids, row)
+            sees.append(matrix.sum(1))
+            seen |= matrix.any(0)
+        per_query = np.concatenate(sees)
+        q, k = np.flatnonzero(per_query), np.flatnonzero(seen)
+        pairs = int(per_query.sum())
+        return pairs, _stretches(queries, q, q + 1), _stretches(keys, k, k + 1)
 
 
-def _causal_pairs(queries: Ids, keys: Ids) -> int:
-    return int(np.searchsorted(np.sort(keys), queries, side="right").sum())
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A run that is wholly sharded or wholly replicated, and what of it is no padding."""
+
+    run: range
+    valid: Rows
+    sharded: bool
+
+
+def _between(run: range, start: int, stop: int) -> range:
+    """The items of an ascending range in [start, stop)."""
+    return run[index_below(run, start) : index_below(run, stop)]
+
+
+def _below(rows: Rows, bounds: Ids) -> Ids:
+    """How many of these ascending rows lie below each bound."""
+    if len(rows) == 1:
+        return indices_below(rows[0], bounds)
+    return np.searchsorted(ids(rows), bounds)
+
+
+def _stretches(rows: Rows, starts: Ids, stops: Ids) -> Rows:
+    """The rows at the union of the index ranges [start, stop); both ascend."""
+    if not starts.size:
+        return ()
+    breaks = np.flatnonzero(starts[1:] > stops[:-1])
+    firsts = starts[np.concatenate(([0], breaks + 1))].tolist()
+    lasts = stops[np.concatenate((breaks, [stops.size - 1]))].tolist()
+    return tuple(run for a, b in zip(firsts, lasts, strict=True) for run in cut(rows, a, b))
+
+
+def _distinct(runs: list[range]) -> Rows:
+    return tuple(dict.fromkeys(runs))
+
+
+def _causal_pairs(queries: Rows, keys: Rows) -> int:
+    pairs = 0
+    for q in queries:
+        for k in keys:
+            if q[0] >= k[-1]:
+                pairs += len(q) * len(k)
+            elif q[-1] >= k[0]:
+                pairs += int(indices_below(k, ids((q,)) + 1).sum())
+    return pairs
 
 
 def visibility(order: Order, scenario: Scenario) -> Visibility:

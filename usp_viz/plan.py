@@ -73,6 +73,7 @@ class Plan:
     _blocks: dict[tuple[int, int], Block] = field(
         default_factory=dict[tuple[int, int], Block], repr=False
     )
+    _spans: _Spans = field(default_factory=lambda: _Spans(), repr=False)
 
     @cached_property
     def trace(self) -> Trace:
@@ -136,7 +137,8 @@ class Plan:
     def block(self, place: int, distance: int) -> Block:
         """What the mask leaves of these queries and keys."""
         if (place, distance) not in self._blocks:
-            found = self.visibility.block(self.queries[place], self.keys(place, distance))
+            queries, keys = self.queries[place], self.keys(place, distance)
+            found = self.visibility.block(queries, keys, self._spans)
             self._blocks[place, distance] = found
         return self._blocks[place, distance]
 
@@ -186,7 +188,11 @@ class Plan:
         everything: Spans = ((0, self.layout.order.size),)
         for rank in range(self.mesh.ranks):
             queries = self._held[self.mesh.position(rank)]
-            keys = everything if self.local else spans(self.layout.keys(self.mesh.position(rank)))
+            keys = (
+                everything
+                if self.local
+                else self._spans(self.layout.keys(self.mesh.position(rank)))
+            )
             for tensor, rows, heads in (("Q", queries, self.heads), ("KV", keys, self.kv_heads)):
                 if rows:
                     yield Event(step, stage, "place", rank, rank, tensor, rows, (0, heads), 0)
@@ -266,17 +272,40 @@ class Plan:
 
     @cached_property
     def _shards(self) -> tuple[Spans, ...]:
-        return tuple(spans(rows) for rows in self.layout.shards)
+        return tuple(self._spans(rows) for rows in self.layout.shards)
 
     @cached_property
     def _held(self) -> tuple[Spans, ...]:
         """Rows of each position's Q and output."""
-        return tuple(spans(self.layout.queries(p)) for p in range(self.mesh.ranks))
+        return tuple(self._spans(self.layout.queries(p)) for p in range(self.mesh.ranks))
 
     @cached_property
     def _travelling_spans(self) -> tuple[Spans, ...]:
-        return tuple(spans(rows) for rows in self.travelling)
+        return tuple(self._spans(rows) for rows in self.travelling)
 
 
 def _pair(heads: range) -> Heads:
     return heads.start, heads.stop
+
+
+class _Spans:
+    """`layout.spans` for many rows of few stripes.
+
+    A striped shard is as many spans as it has rows, and all ranks and hops share the stripes: each
+    stripe's spans are made once, and any stretch of it is a slice.
+    """
+
+    def __init__(self) -> None:
+        self._stripes: dict[tuple[int, int, int], Spans] = {}
+
+    def __call__(self, rows: Rows) -> Spans:
+        if len(rows) != 1 or rows[0].step == 1:
+            return spans(rows)
+        (run,) = rows
+        index, first = divmod(run.start, run.step)
+        length = 1 << (index + len(run)).bit_length()
+        key = (first, run.step, length)
+        if key not in self._stripes:
+            row_ids = range(first, first + run.step * length, run.step)
+            self._stripes[key] = tuple((row, row + 1) for row in row_ids)
+        return self._stripes[key][index : index + len(run)]
