@@ -97,7 +97,7 @@ def run_rank(context: RankContext, payload: dict[str, Any]) -> RankResult:
         attention_ms=wall,
         cpu_ms=cpu,
         backend="sdpa",
-        versions={"torch": torch.__version__},
+        versions={"torch": str(torch.__version__)},
     )
 
 

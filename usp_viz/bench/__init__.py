@@ -1,0 +1,1 @@
+"""Measure this machine: medians and ratios from interleaved runs, never a test."""
