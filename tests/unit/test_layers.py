@@ -12,7 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # The heavy packages, and the only places whose own code imports them.
 HOMES = {
-    "torch": ("usp_viz/attention", "usp_viz/engines", "usp_viz/runtime", "kernels"),
+    "torch": (
+        "usp_viz/attention",
+        "usp_viz/bench",
+        "usp_viz/engines",
+        "usp_viz/runtime",
+        "kernels",
+    ),
     "gradio": ("usp_viz/ui", "app.py"),
     "plotly": ("usp_viz/views", "usp_viz/ui"),
     "flash_attn": ("kernels",),
