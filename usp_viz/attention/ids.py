@@ -26,7 +26,7 @@ from usp_viz.trace import Event
 
 Q, K, V, OUT = range(4)
 _ROW_BITS, _HEAD_BITS, _BATCH_BITS = 24, 12, 12
-_LABELS = {Q: "Q", K: "KV", V: "KV", OUT: "O"}
+_LABELS = (("Q", Q, Q), ("KV", K, V), ("O", OUT, OUT))
 
 
 def names(kind: int, batch: int, rows: Rows, heads: int, device: Any = "cpu") -> Tensor:
@@ -104,9 +104,8 @@ class IdRecorder:
     def _tensors(self, payload: Tensor, step: int, stage: str, op: str, src: int) -> list[Event]:
         found = Names.of(payload.reshape(-1))
         events: list[Event] = []
-        for label in ("Q", "KV", "O"):
-            kinds = [kind for kind, name in _LABELS.items() if name == label]
-            part = found.pick(np.isin(found.kind, kinds))
+        for label, first, last in _LABELS:
+            part = found.pick((found.kind >= first) & (found.kind <= last))
             if not part.row.size:
                 continue
             heads = (int(part.head.min()), int(part.head.max()) + 1)
