@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from usp_viz.layout import Layout, Rows, Spans, count, spans
+from usp_viz.layout import Layout, Rows, Spans, count, merge_spans, spans
 from usp_viz.mask import Block, Visibility
 from usp_viz.mesh import Mesh, head_split, kv_heads_of
 from usp_viz.scenario import ITEMSIZE
@@ -296,16 +297,34 @@ class _Spans:
     """
 
     def __init__(self) -> None:
-        self._stripes: dict[tuple[int, int, int], Spans] = {}
+        self._stripes: dict[tuple[int, int], Spans] = {}
 
     def __call__(self, rows: Rows) -> Spans:
-        if len(rows) != 1 or rows[0].step == 1:
+        if all(run.step == 1 for run in rows):
             return spans(rows)
-        (run,) = rows
-        index, first = divmod(run.start, run.step)
-        length = 1 << (index + len(run)).bit_length()
-        key = (first, run.step, length)
-        if key not in self._stripes:
-            row_ids = range(first, first + run.step * length, run.step)
-            self._stripes[key] = tuple((row, row + 1) for row in row_ids)
-        return self._stripes[key][index : index + len(run)]
+        stretches: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        whole: list[tuple[int, int]] = []
+        for run in rows:
+            if run.step == 1:
+                whole.append((run.start, run.stop))
+            else:
+                index, first = divmod(run.start, run.step)
+                stretches.setdefault((first, run.step), []).append((index, index + len(run)))
+        parts: list[Spans] = [(span,) for span in merge_spans(whole)]
+        for stripe, indices in stretches.items():
+            merged = merge_spans(indices)
+            table = self._stripe(stripe, merged[-1][1])
+            parts += [table[a:b] for a, b in merged]
+        parts.sort(key=lambda part: part[0])
+        apart = all(a[-1][1] < b[0][0] for a, b in pairwise(parts))
+        return tuple(chain.from_iterable(parts)) if apart else spans(rows)
+
+    def _stripe(self, stripe: tuple[int, int], length: int) -> Spans:
+        """The single rows of a stripe; at least `length` of them."""
+        table = self._stripes.get(stripe, ())
+        if len(table) < length:
+            first, step = stripe
+            row_ids = range(first, first + step * (1 << (length - 1).bit_length()), step)
+            table = tuple(zip(row_ids, (row + 1 for row in row_ids), strict=True))
+            self._stripes[stripe] = table
+        return table
