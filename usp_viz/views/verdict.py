@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from usp_viz.scenario import Scenario
 
 if TYPE_CHECKING:
+    from usp_viz.ledger import Pairs
+    from usp_viz.runtime.accuracy import Accuracy
     from usp_viz.runtime.result import Run
 
 MARKS = {
@@ -42,7 +44,7 @@ def run_text(run: Run, source: str | None = None) -> str:
         run: What happened.
         source: How the scenario was named on the command line, for commands to copy.
     """
-    lines = [headline(run.scenario), f"{MARKS[run.outcome]} {run.outcome.upper()}  {_gist(run)}"]
+    lines = [headline(run.scenario), f"{MARKS[run.outcome]} {run.outcome.upper()}  {gist(run)}"]
     lines += [f"  {line}" for line in _body(run, source or run.scenario.name)]
     return "\n".join(lines)
 
@@ -73,7 +75,8 @@ def number(value: float) -> str:
     return f"{value:.1e}" if math.isfinite(value) else "NaN" if math.isnan(value) else "∞"
 
 
-def _gist(run: Run) -> str:
+def gist(run: Run) -> str:
+    """What came of it, in one line: the exception word for word, or how far off the outputs are."""
     if run.problem is not None:
         return f"{run.problem.cls}: {run.problem.message}"
     assert run.accuracy is not None
@@ -97,10 +100,10 @@ def _body(run: Run, source: str) -> Iterator[str]:
     for _, text in run.warnings:
         yield f"warning   {text}"
     if run.accuracy is not None:
-        yield from _rank_bars(run)
+        yield from rank_bars(run.accuracy)
     if run.pairs is not None:
-        yield f"pairs     {_pairs(run)}"
-    yield f"trace     {_trace(run)}"
+        yield f"pairs     {pairs_text(run.pairs)}"
+    yield f"trace     {trace_text(run)}"
     timing = run.timing
     cold = timing.get("cold_start_ms")
     yield (
@@ -110,27 +113,25 @@ def _body(run: Run, source: str) -> Iterator[str]:
     )
 
 
-def _rank_bars(run: Run) -> Iterator[str]:
+def rank_bars(found: Accuracy, width: int = BAR) -> Iterator[str]:
     """One bar a rank, on a log scale from a thousandth of the tolerance to the worst error."""
-    assert run.accuracy is not None
-    found = run.accuracy
     errors = [r.max_abs for r in found.per_rank if math.isfinite(r.max_abs)]
     low, high = found.tolerance / 1e3, max([*errors, found.tolerance])
     for rank in found.per_rank:
         if math.isnan(rank.max_abs):
             bar = "NaN"
         else:
-            share = math.log(max(rank.max_abs, low) / low) / math.log(high / low)
-            bar = ("█" if rank.wrong_rows else "▒") * round(share * BAR)
+            error = min(max(rank.max_abs, low), high)
+            share = math.log(error / low) / math.log(high / low)
+            bar = ("█" if rank.wrong_rows else "▒") * round(share * width)
         verdict = f"{rank.wrong_rows} of {rank.rows} wrong" if rank.wrong_rows else "right"
         if not rank.rows:
             verdict = "no scored rows"
-        yield f"rank {rank.rank:<4} {bar:<{BAR}} {number(rank.max_abs):>8}  {verdict}"
+        yield f"rank {rank.rank:<4} {bar:<{width}} {number(rank.max_abs):>8}  {verdict}"
 
 
-def _pairs(run: Run) -> str:
-    pairs = run.pairs
-    assert pairs is not None
+def pairs_text(pairs: Pairs) -> str:
+    """What the pair ledger counted, in one sentence."""
     if pairs.exact:
         return f"all {pairs.allowed:,} allowed (query, key) pairs computed once, no other"
     return (
@@ -139,7 +140,8 @@ def _pairs(run: Run) -> str:
     )
 
 
-def _trace(run: Run) -> str:
+def trace_text(run: Run) -> str:
+    """Whether the ranks did what was predicted, in one sentence."""
     events = sum(1 for _ in run.trace.events())
     if not run.differences:
         return f"predicted = recorded on {run.trace.ranks} real ranks ({events} events)"
