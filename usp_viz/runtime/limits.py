@@ -30,8 +30,7 @@ class Limits:
 
 
 def limits() -> Limits:
-    """The caps in force: the defaults, or ``USP_VIZ_MAX_RANKS``, ``_TOKENS``, ``_SECONDS``, ``_PAIRS``,
-    ``_ELEMENTS``.
+    """The caps in force: the defaults, or ``USP_VIZ_MAX_RANKS``, ``…_TOKENS`` and so on.
 
     Raises:
         InvalidScenario: One of these variables is not a positive whole number.

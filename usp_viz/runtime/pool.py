@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from usp_viz.errors import InvalidScenario, MissingRequirement
+from usp_viz.errors import InvalidScenario
 from usp_viz.runtime.limits import limits
-from usp_viz.runtime.report import Job, RankReport, RunReport, Status
+from usp_viz.runtime.report import Job, RunReport, Status, raise_what_is_missing
 from usp_viz.runtime.server import ForkServer
 from usp_viz.runtime.turns import Turns
 from usp_viz.runtime.wire import encode
@@ -112,7 +112,7 @@ class RankPool:
                     self._discard(crew)
             reports = tuple(rank.report(sent) for rank in crew.ranks)
         if not crew.ready:
-            _raise_what_is_missing(reports)
+            raise_what_is_missing(reports)
         return RunReport(
             ranks=reports,
             wall_ms=(ended - sent) * 1e3,
@@ -242,12 +242,6 @@ def _standing(crew: World) -> bool:
 
 def _finished(crew: World) -> bool:
     return crew.finished
-
-
-def _raise_what_is_missing(reports: Sequence[RankReport]) -> None:
-    for report in reports:
-        if report.failure and report.failure.name == MissingRequirement.__name__:
-            raise MissingRequirement(**report.failure.details)
 
 
 _default = RankPool()

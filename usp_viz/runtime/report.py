@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from usp_viz.errors import MissingRequirement
 
 PLAIN = (str, int, float, bool, type(None))
 
@@ -129,3 +131,10 @@ class RunReport:
         """
         failed = [report for report in self.ranks if report.status in ("died", "raised")]
         return min(failed, key=lambda report: (report.status, report.at_ms), default=None)
+
+
+def raise_what_is_missing(reports: Iterable[RankReport]) -> None:
+    """Raise here the `MissingRequirement` that kept a rank from joining its world, if one did."""
+    for report in reports:
+        if report.failure and report.failure.name == MissingRequirement.__name__:
+            raise MissingRequirement(**report.failure.details)

@@ -56,9 +56,8 @@ def run(
         scenario = scenario.set({"engine": engine})
     begun = time.perf_counter()
     check_limits(scenario)
-    entry = _entry(scenario)
     report = (pool or default_pool()).run(
-        Job(entry, {"scenario": scenario.normalised()}),
+        job(scenario),
         world=scenario.mesh.ranks,
         timeout_s=scenario.run.timeout_s,
         device=scenario.run.device,
@@ -131,7 +130,12 @@ def check_limits(scenario: Scenario) -> None:
             raise InvalidScenario(key, value, limit, [most] if key.startswith("run") else [])
 
 
-def _entry(scenario: Scenario) -> str:
+def job(scenario: Scenario) -> Job:
+    """What the ranks are to do, whoever starts them.
+
+    Raises:
+        MissingRequirement: The engine, or what it needs for this scenario, is not installed.
+    """
     if scenario.engine != "builtin":
         raise MissingRequirement(
             f"engine: {scenario.engine} is not installed", "Use engine: builtin, which always is."
@@ -140,7 +144,7 @@ def _entry(scenario: Scenario) -> str:
     missing = engine.missing(scenario)
     if missing:
         raise MissingRequirement(*missing)
-    return engine.ENTRY
+    return Job(engine.ENTRY, {"scenario": scenario.normalised()})
 
 
 def _listener(on_event: OnEvent) -> Callable[[int, Any], None]:
@@ -284,4 +288,4 @@ class _Answers:
 
 _answer = _Answers()
 
-__all__ = ["Accuracy", "Run", "check_limits", "judge", "run"]
+__all__ = ["Accuracy", "Run", "check_limits", "job", "judge", "run"]
