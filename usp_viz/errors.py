@@ -20,9 +20,15 @@ def shorten(value: Any, limit: int = 60) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # ints beyond the str-digit limit, absurd nesting
-        text = f"a {type(value).__name__} too large to print"
-    text = text if len(text) <= limit else text[: limit - 1] + "…"
-    return text
+        text = f"<{type(value).__name__} too large to print>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """`text` with whatever could break a line, steer a terminal or fail to encode escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class UspVizError(Exception):
@@ -52,18 +58,18 @@ class InvalidScenario(UspVizError, ValueError):
             text += f"; nearest legal: {', '.join(shorten(n) for n in self.nearest)}"
         if more:
             text += f" (and {more} more problem{'s' if more > 1 else ''})"
-        super().__init__(text)
+        super().__init__(printable(text))
 
     def as_json(self) -> dict[str, Any]:
         """The `error` object of a result with outcome ``invalid``."""
+        value = self.value
+        if not (value is None or (isinstance(value, (int, float)) and abs(value) < 1e300)):
+            value = shorten(value, 200)  # also of NaN, infinities and ints beyond any JSON reader
         return {
             "class": "InvalidScenario",
             "message": str(self),
-            "key": self.key,
-            "value": self.value
-            if isinstance(self.value, (int, float, bool, type(None)))
-            and abs(self.value or 0) < 1e300
-            else shorten(self.value, 200),
+            "key": printable(self.key),
+            "value": value,
             "limit": self.limit,
             "nearest": list(self.nearest),
         }

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -28,12 +27,12 @@ from pydantic import (
 )
 
 from usp_viz.errors import InvalidScenario
-from usp_viz.scenario_errors import explain, near
+from usp_viz.scenario_errors import adding_up, explain, near
 
 SCHEMA_VERSION = 1
 MAX_RANKS = 4096
 MAX_TOKENS = 4_194_304
-RELEASES = (
+Release = Literal[
     "0.5.16",
     "0.5.17",
     "0.5.18",
@@ -43,9 +42,10 @@ RELEASES = (
     "0.5.21",
     "0.5.22",
     "0.5.23",
-)
+]
+RELEASES: tuple[Release, ...] = get_args(Release)
 """sglang releases with known rules, oldest first; the bare hash is the commit of 2026-08-28."""
-ENGINES = (
+Engine = Literal[
     "builtin",
     "sglang",
     "yunchang",
@@ -53,21 +53,23 @@ ENGINES = (
     "diffusers",
     "cache-dit",
     "ring-attention-pytorch",
-)
+]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 Policy = Literal["sglang", "unguarded", "extended"]
-POLICIES: tuple[Policy, ...] = ("sglang", "unguarded", "extended")
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element, by dtype."""
 
 
 def _whole(minimum: int, maximum: int) -> Any:
-    return Annotated[int, Field(strict=True, ge=minimum, le=maximum)]
+    return Field(strict=True, ge=minimum, le=maximum)
 
 
-Count = _whole(0, MAX_TOKENS)
-Positive = _whole(1, MAX_TOKENS)
-Seed = _whole(0, 2**63 - 1)
-_T = TypeVar("_T")
+Count = Annotated[int, _whole(0, MAX_TOKENS)]
+Positive = Annotated[int, _whole(1, MAX_TOKENS)]
+Degree = Annotated[int, _whole(1, MAX_RANKS)]
+Heads = Annotated[int, _whole(1, 4096)]
+Seed = Annotated[int, _whole(0, 2**63 - 1)]
 
 
 def _word_or_list(value: Any) -> str:
@@ -81,10 +83,10 @@ class _Part(BaseModel):
 class MeshSpec(_Part):
     """The process mesh: U x R ranks."""
 
-    ulysses: _whole(1, MAX_RANKS) = Field(1, description="U: ranks that swap sequence for heads.")
-    ring: _whole(1, MAX_RANKS) = Field(1, description="R: ranks that pass K and V around.")
+    ulysses: Degree = Field(default=1, description="U: ranks that swap sequence for heads.")
+    ring: Degree = Field(default=1, description="R: ranks that pass K and V around.")
     order: Literal["ulysses-inner", "ring-inner"] = Field(
-        "ulysses-inner", description="Which axis neighbouring ranks lie on."
+        default="ulysses-inner", description="Which axis neighbouring ranks lie on."
     )
 
     @property
@@ -104,39 +106,39 @@ class ValueList(_Part):
 class TensorSpec(_Part):
     """Shapes and contents of Q, K and V."""
 
-    batch: _whole(1, 4096) = Field(1, description="B.")
-    heads: _whole(1, 4096) = Field(8, description="H, query heads.")
-    kv_heads: _whole(1, 4096) | None = Field(
-        None, description="G, KV heads; H % G == 0. Default: H."
-    )
-    head_dim: _whole(1, 1024) = Field(32, description="D.")
+    batch: Annotated[int, _whole(1, 4096)] = Field(default=1, description="B.")
+    heads: Heads = Field(default=8, description="H, query heads.")
+    kv_heads: Heads | None = Field(default=None, description="G, KV heads; H % G == 0. Default: H.")
+    head_dim: Annotated[int, _whole(1, 1024)] = Field(default=32, description="D.")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     values: Annotated[
         Annotated[Literal["normal", "constant", "ramp", "outlier"], Tag("<word>")]
         | Annotated[ValueList, Tag("<mapping>")],
         Discriminator(lambda v: "<mapping>" if isinstance(v, (Mapping, ValueList)) else "<word>"),
-    ] = Field("normal", description="What V holds; Q and K are always seeded normal.")
+    ] = Field(default="normal", description="What V holds; Q and K are always seeded normal.")
 
 
 class Replicated(_Part):
     """Rows that every rank holds besides its shard."""
 
-    prefix: Count = Field(0, description="Leading rows of Q, K and V.")
-    suffix: Count = Field(0, description="Trailing rows of Q, K and V.")
-    kv_prefix: Count = Field(0, description="Leading rows of K and V only.")
+    prefix: Count = Field(default=0, description="Leading rows of Q, K and V.")
+    suffix: Count = Field(default=0, description="Trailing rows of Q, K and V.")
+    kv_prefix: Count = Field(default=0, description="Leading rows of K and V only.")
 
 
 class TokenSpec(_Part):
     """How many rows there are, and which rank holds which."""
 
-    total: Positive = Field(48, description="S, rows per batch row.")
+    total: Positive = Field(default=48, description="S, rows per batch row.")
     shards: Annotated[
         Annotated[Literal["even", "auto"], Tag("<word>")]
         | Annotated[tuple[Count, ...], Tag("<list>"), Field(max_length=MAX_RANKS)],
         Discriminator(_word_or_list),
-    ] = Field("even", description="Rows by sequence position: even, auto (ceil/floor) or a list.")
+    ] = Field(
+        default="even", description="Rows by sequence position: even, auto (ceil/floor) or a list."
+    )
     documents: Annotated[tuple[Count, ...], Field(max_length=65_536, min_length=1)] | None = Field(
-        None, description="Lengths of packed documents; attention stays inside each."
+        default=None, description="Lengths of packed documents; attention stays inside each."
     )
     layout: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     replicated: Replicated = Replicated()
@@ -209,14 +211,13 @@ class Dense(_Part):
 
 
 MaskSpec = KeyMask | TailPad | GapPad | Window | PrefixLM | Dense
-_MASK_KEYS = ("key", "tail_pad", "gap_pad", "window", "prefix_lm", "dense")
+MASK_KINDS = ("key", "tail_pad", "gap_pad", "window", "prefix_lm", "dense")
 
 
 def mask_kind(mask: Any) -> str:
-    """The one key of a mask, in a file or in a model."""
-    if isinstance(mask, Mapping):
-        return str(next(iter(mask), ""))  # type: ignore[reportUnknownArgumentType]
-    return next(iter(type(mask).model_fields), "") if isinstance(mask, _Part) else str(mask)
+    """The one key of a mask, in a file or in a model; empty for what is no mask."""
+    keys: Any = type(mask).model_fields if isinstance(mask, _Part) else mask
+    return str(next(iter(keys), "")) if isinstance(keys, Mapping) else ""  # type: ignore[reportUnknownArgumentType]
 
 
 _AnyMask = Annotated[
@@ -233,7 +234,7 @@ _AnyMask = Annotated[
 def _masks_in(value: Any) -> Any:
     if value is None or value == "none":
         return ()
-    return value if isinstance(value, (list, tuple)) else (value,)
+    return value if isinstance(value, (list, tuple)) else (value,)  # type: ignore[reportUnknownVariableType]
 
 
 def _masks_out(masks: tuple[MaskSpec, ...]) -> Any:
@@ -256,19 +257,21 @@ class AttentionSpec(_Part):
     ] = ()
     skip_sequence_parallel: Annotated[bool, Field(strict=True)] = False
     skip_kv: Literal["full", "sharded"] = Field(
-        "full", description="Under skip, the KV each rank holds; sharded is the misuse."
+        default="full", description="Under skip, the KV each rank holds; sharded is the misuse."
     )
     backend: Literal["auto", "sdpa", "flash", "triton"] = Field(
-        "auto", description="The kernel that we run."
+        default="auto", description="The kernel that we run."
     )
     sglang_backend: Literal["FA", "TORCH_SDPA", "SAGE_ATTN"] = Field(
-        "FA", description="What the sglang deployment uses; only the rules read it."
+        default="FA", description="What the sglang deployment uses; only the rules read it."
     )
     seq_lens: Annotated[
         Annotated[Literal["auto", "always", "never"], Tag("<word>")]
         | Annotated[tuple[Count, ...], Tag("<list>"), Field(max_length=MAX_RANKS)],
         Discriminator(_word_or_list),
-    ] = Field("auto", description="Whether the layer gets seq_lens; auto: when shards are uneven.")
+    ] = Field(
+        default="auto", description="Whether the layer gets seq_lens; auto: when shards are uneven."
+    )
 
 
 class RunSpec(_Part):
@@ -283,7 +286,7 @@ class Expect(_Part):
     """What the file's own policy and release should give."""
 
     outcome: Literal["verified", "wrong", "refused", "crashed", "timeout"]
-    error: str | None = Field(None, description="Rule id, when refused.", max_length=100)
+    error: str | None = Field(default=None, description="Rule id, when refused.", max_length=100)
 
 
 class Scenario(_Part):
@@ -301,7 +304,7 @@ class Scenario(_Part):
 use shards: auto; nearest legal: 6, 8
     """
 
-    schema_version: _whole(SCHEMA_VERSION, SCHEMA_VERSION) = SCHEMA_VERSION
+    schema_version: Annotated[int, _whole(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)] = (
         "unnamed"
     )
@@ -312,9 +315,9 @@ use shards: auto; nearest legal: 6, 8
     tokens: TokenSpec = TokenSpec()
     attention: AttentionSpec = AttentionSpec()
     policy: Policy = "extended"
-    release: Literal[RELEASES] = "0132848349"  # type: ignore[reportInvalidTypeForm]
-    engine: Literal[ENGINES] = "builtin"  # type: ignore[reportInvalidTypeForm]
-    fault: None = Field(None, description="A named mistake; none are built yet.")
+    release: Release = "0132848349"
+    engine: Engine = "builtin"
+    fault: None = Field(default=None, description="A named mistake; none are built yet.")
     run: RunSpec = RunSpec()
     expect: Expect | None = None
 
@@ -330,7 +333,7 @@ use shards: auto; nearest legal: 6, 8
         try:
             return cls.model_validate(mapping)
         except ValidationError as error:
-            raise explain(error) from None
+            raise explain(error, mapping) from None
 
     @classmethod
     def load(cls, source: str, sets: Mapping[str, Any] | None = None) -> Scenario:
@@ -344,6 +347,12 @@ use shards: auto; nearest legal: 6, 8
         from usp_viz.loading import set_dotted
 
         return self.parse(set_dotted(self.as_written(), sets))
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Scenario:
+        """A copy with whole parts replaced: validated again, unlike pydantic's own."""
+        return self.parse({**self.as_written(), **(update or {})})
 
     def as_written(self) -> dict[str, Any]:
         """As plain data, with what was left out still left to its default."""
@@ -359,7 +368,7 @@ use shards: auto; nearest legal: 6, 8
         """The normalised scenario as ``--set`` pairs."""
         return dict(_flatten(self.normalised()))
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """Identity of the question: sha256 over everything but prose and expectation."""
         data = self.normalised()
@@ -402,7 +411,8 @@ def _inconsistencies(s: Scenario) -> Iterator[InvalidScenario]:
     """What no single field can see: sums, divisibility, intervals, layout constraints."""
     total, ranks, heads = s.tokens.total, s.mesh.ranks, s.tensors.heads
     if ranks > MAX_RANKS:
-        yield InvalidScenario("mesh.ring", s.mesh.ring, f"at most {MAX_RANKS} ranks in all (U·R)")
+        limit = f"at most {MAX_RANKS} ranks in all, and U·R = {ranks}"
+        yield InvalidScenario("mesh.ring", s.mesh.ring, limit, [MAX_RANKS // s.mesh.ulysses])
     if heads % s.kv_heads:
         limit = f"must divide the {heads} query heads"
         yield InvalidScenario(
@@ -416,7 +426,8 @@ def _inconsistencies(s: Scenario) -> Iterator[InvalidScenario]:
         limit = f"one value for each of the {order} rows (kv_prefix, prefix, S rows, suffix)"
         yield InvalidScenario("tensors.values.list", len(values.list), limit, [order])
     for n, mask in enumerate(s.attention.mask):
-        yield from _mask_problems(s, mask, f"attention.mask[{n}]")
+        place = f"[{n}]" if len(s.attention.mask) > 1 else ""
+        yield from _mask_problems(s, mask, f"attention.mask{place}")
 
 
 def _token_problems(s: Scenario) -> Iterator[InvalidScenario]:
@@ -424,11 +435,10 @@ def _token_problems(s: Scenario) -> Iterator[InvalidScenario]:
     if isinstance(tokens.shards, tuple):
         if len(tokens.shards) != ranks:
             limit = f"needs one entry per position, P = U·R = {ranks}, and has {len(tokens.shards)}"
-            yield InvalidScenario("tokens.shards", list(tokens.shards), limit)
+            yield InvalidScenario("tokens.shards", list(tokens.shards), limit, ["auto"])
         elif sum(tokens.shards) != total:
             limit = f"must add up to S = {total}, and adds up to {sum(tokens.shards)}"
-            fixed = [*tokens.shards[:-1], total - sum(tokens.shards[:-1])]
-            nearest = [fixed] if fixed[-1] >= 0 else ["auto"]
+            nearest = [adding_up(tokens.shards, total)]
             yield InvalidScenario("tokens.shards", list(tokens.shards), limit, nearest)
     elif tokens.shards == "even" and total % ranks:
         limit = f"even shards need S % P == 0, and {total} % {ranks} = {total % ranks}"
@@ -436,13 +446,13 @@ def _token_problems(s: Scenario) -> Iterator[InvalidScenario]:
         yield InvalidScenario("tokens.total", total, limit + "; use shards: auto", nearest)
     if tokens.documents and sum(tokens.documents) != total:
         limit = f"must add up to S = {total}, and adds up to {sum(tokens.documents)}"
-        last = total - sum(tokens.documents[:-1])
-        nearest = [[*tokens.documents[:-1], last]] if last >= 0 else []
+        nearest = [adding_up(tokens.documents, total)]
         yield InvalidScenario("tokens.documents", list(tokens.documents), limit, nearest)
     if tokens.layout != "contiguous":
         if tokens.shards != "even":
             limit = f"the {tokens.layout} layout needs shards: even"
-            yield InvalidScenario("tokens.shards", tokens.shards, limit, ["even"])
+            given = tokens.shards if tokens.shards == "auto" else list(tokens.shards)
+            yield InvalidScenario("tokens.shards", given, limit, ["even"])
         step = 2 * ranks if tokens.layout == "zigzag" else ranks
         if total % step:
             limit = f"the {tokens.layout} layout needs S % {step} == 0 (P = {ranks})"
@@ -455,9 +465,8 @@ def _mask_problems(s: Scenario, mask: MaskSpec, at: str) -> Iterator[InvalidScen
     if isinstance(mask, KeyMask):
         valid, holes = mask.key.valid, mask.key.holes
         if len(valid) not in (1, batch):
-            yield InvalidScenario(
-                f"{at}.key.valid", list(valid), f"one length, or one per batch row ({batch})"
-            )
+            limit = f"one length, or one for each of the {batch} batch rows"
+            yield InvalidScenario(f"{at}.key.valid", list(valid), limit, [[valid[0]]])
         for length in valid:
             if length > total:
                 yield InvalidScenario(f"{at}.key.valid", length, f"at most S = {total}", [total])
@@ -477,7 +486,9 @@ def _mask_problems(s: Scenario, mask: MaskSpec, at: str) -> Iterator[InvalidScen
         gap = mask.gap_pad
         if not gap.start <= gap.end <= total:
             limit = f"half-open [start, end) with start <= end <= S = {total}"
-            yield InvalidScenario(f"{at}.gap_pad", [gap.start, gap.end], limit)
+            start = min(gap.start, total)
+            nearest = [{"start": start, "end": max(start, min(gap.end, total))}]
+            yield InvalidScenario(f"{at}.gap_pad", gap.model_dump(), limit, nearest)
     elif isinstance(mask, PrefixLM) and mask.prefix_lm.prefix > total:
         limit = f"at most S = {total}"
         yield InvalidScenario(f"{at}.prefix_lm.prefix", mask.prefix_lm.prefix, limit, [total])
