@@ -200,19 +200,23 @@ class Visibility:
         hi = np.full(len(queries), order.stop, np.int64)
         if self.causal:
             hi = np.minimum(hi, queries + 1)
-        sharded = (queries >= order.start) & (queries < order.stop)
-        lo = np.where(sharded, np.maximum(lo, queries - self.left), lo)
-        hi = np.where(sharded, np.minimum(hi, queries + self.right + 1), hi)
+        everyone = lo, hi
+        if self.left < _FAR:
+            lo = np.maximum(lo, queries - self.left)
+        if self.right < _FAR:
+            hi = np.minimum(hi, queries + self.right + 1)
         if self.prefix_lm is not None:
-            reach = np.maximum(queries + 1, order.start + self.prefix_lm)
-            hi = np.where(sharded, np.minimum(hi, reach), hi)
+            hi = np.minimum(hi, np.maximum(queries + 1, order.start + self.prefix_lm))
         if len(self.borders) > 2:
             borders = self._borders
-            row = np.clip(queries - order.start, 0, order.total - 1)
+            row = np.minimum(np.maximum(queries - order.start, 0), order.total - 1)
             document = np.searchsorted(borders, row, side="right")
-            lo = np.where(sharded, np.maximum(lo, order.start + borders[document - 1]), lo)
-            hi = np.where(sharded, np.minimum(hi, order.start + borders[document]), hi)
-        return lo, hi
+            lo = np.maximum(lo, order.start + borders[document - 1])
+            hi = np.minimum(hi, order.start + borders[document])
+        sharded = (queries >= order.start) & (queries < order.stop)
+        if sharded.all():
+            return lo, hi
+        return np.where(sharded, lo, everyone[0]), np.where(sharded, hi, everyone[1])
 
     def replicated_until(self, queries: Ids) -> Ids:
         """int64 [L]: each query may see the replicated keys with an id below this."""
@@ -336,7 +340,10 @@ def _stretches(rows: Rows, starts: Ids, stops: Ids) -> Rows:
     breaks = np.flatnonzero(starts[1:] > stops[:-1])
     firsts = starts[np.concatenate(([0], breaks + 1))].tolist()
     lasts = stops[np.concatenate((breaks, [stops.size - 1]))].tolist()
-    return tuple(run for a, b in zip(firsts, lasts, strict=True) for run in cut(rows, a, b))
+    pieces = zip(firsts, lasts, strict=True)
+    if len(rows) == 1:
+        return tuple(rows[0][a:b] for a, b in pieces)
+    return tuple(run for a, b in pieces for run in cut(rows, a, b))
 
 
 def _distinct(runs: list[range]) -> Rows:

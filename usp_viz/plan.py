@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from usp_viz.layout import Layout, Rows, Spans, count, merge_spans, spans
 from usp_viz.mask import Block, Visibility
 from usp_viz.mesh import Mesh, head_split, kv_heads_of
 from usp_viz.scenario import ITEMSIZE
-from usp_viz.trace import Event, Trace
+from usp_viz.trace import Event, Trace, union
 
 if TYPE_CHECKING:
     from usp_viz.scenario import Scenario
@@ -293,15 +292,21 @@ class _Spans:
     """`layout.spans` for many rows of few stripes.
 
     A striped shard is as many spans as it has rows, and all ranks and hops share the stripes: each
-    stripe's spans are made once, and any stretch of it is a slice.
+    stripe's spans are made once, any stretch of it is a slice, and equal rows give the same tuple.
     """
 
     def __init__(self) -> None:
         self._stripes: dict[tuple[int, int], Spans] = {}
+        self._made: dict[Rows, Spans] = {}
 
     def __call__(self, rows: Rows) -> Spans:
         if all(run.step == 1 for run in rows):
             return spans(rows)
+        if rows not in self._made:
+            self._made[rows] = self._make(rows)
+        return self._made[rows]
+
+    def _make(self, rows: Rows) -> Spans:
         stretches: dict[tuple[int, int], list[tuple[int, int]]] = {}
         whole: list[tuple[int, int]] = []
         for run in rows:
@@ -315,9 +320,7 @@ class _Spans:
             merged = merge_spans(indices)
             table = self._stripe(stripe, merged[-1][1])
             parts += [table[a:b] for a, b in merged]
-        parts.sort(key=lambda part: part[0])
-        apart = all(a[-1][1] < b[0][0] for a, b in pairwise(parts))
-        return tuple(chain.from_iterable(parts)) if apart else spans(rows)
+        return union(parts)
 
     def _stripe(self, stripe: tuple[int, int], length: int) -> Spans:
         """The single rows of a stripe; at least `length` of them."""

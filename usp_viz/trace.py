@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from usp_viz.layout import Order, Spans
+from usp_viz.layout import Order, Spans, merge_spans
 
 TRACE_VERSION = 1
 OPS = ("place", "all_to_all", "send", "attend", "merge", "output", "raise")
@@ -319,6 +319,14 @@ def describe(event: Event) -> str:
     """An event's place in a few words: ``send of KV, rank 0 → 1``."""
     ranks = f"rank {event.src}" + (f" → {event.dst}" if event.dst != event.src else "")
     return f"{event.op} of {event.tensor}, {ranks}"
+
+
+def union(parts: Iterable[Spans]) -> Spans:
+    """`layout.merge_spans` of spans that are sorted and disjoint already: often a mere chain."""
+    some = sorted((part for part in parts if part), key=lambda part: part[0])
+    joined = chain.from_iterable(some)
+    apart = all(a[-1][1] < b[0][0] for a, b in pairwise(some))
+    return tuple(joined) if apart else merge_spans(joined)
 
 
 def spans_text(spans: Spans, limit: int = 6) -> str:
