@@ -175,6 +175,11 @@ class Plan:
         group = self.heads // self.kv_heads
         return tuple(kv_heads_of(heads, group) for heads in self.query_heads)
 
+    @property
+    def heads_by_index(self) -> tuple[tuple[range, range], ...]:
+        """(query heads, KV heads) of each Ulysses index."""
+        return tuple(zip(self.query_heads, self.key_heads, strict=True))
+
     def _attending(self) -> Iterator[tuple[int, int, range]]:
         """(rank, place, query heads) of the ranks that have heads, by rank."""
         for rank in range(self.mesh.ranks):
