@@ -76,11 +76,12 @@ def _ran() -> _Schema:
 
 def _not_run() -> _Schema:
     return _object(
-        "It could not be run: invalid, over a cap, or something is missing on this machine.",
+        "It did not get as far as the ranks: it is invalid, over a cap, or needs something that this "
+        "machine lacks; or the server that was asked failed or stopped (crashed).",
         result_version={"const": RESULT_VERSION},
         scenario={"type": ["object", "null"], "description": "Null where it is no scenario."},
         scenario_hash=_or_null(_HASH),
-        outcome={"const": "invalid"},
+        outcome={"enum": ["invalid", "crashed"]},
         error=_object(
             "Which key, its value, the limit, and what is legal nearby.",
             **{"class": _TEXT},
