@@ -19,7 +19,7 @@ MAX_BODY = 4_000_000
 """Bytes: a scenario is at most a megabyte of text, which JSON may escape."""
 MAX_DEPTH = 64
 _READING = ("GET", "HEAD", "OPTIONS")
-_CALLS = re.compile(r"/gradio_api/(queue/join|call/.+|run/.+|api/.+|cancel|reset)/?$")
+_CALLS = re.compile(r"/gradio_api/(queue/join|(call|run|api)/[\w/]+|cancel|reset)/?")
 _UNUSED = re.compile(r"/gradio_api/(deep_link|proxy=)")
 
 
@@ -35,7 +35,8 @@ class Door:
             await self._app(scope, receive, send)
             return
         reading = scope["method"] in _READING
-        if _UNUSED.search(scope["path"]) or not (reading or _CALLS.search(scope["path"])):
+        path = scope["path"][max(0, scope["path"].find("/gradio_api/")) :]  # behind any prefix
+        if _UNUSED.match(path) or not (reading or _CALLS.fullmatch(path)):
             await _refuse(send, 403, "not part of this page")
             return
         if not reading:
