@@ -7,15 +7,18 @@ torchrun itself does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import queue
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.distributed import (
+    DistError,
     PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
     Store,  # pyright: ignore[reportPrivateImportUsage]
 )
@@ -33,6 +36,7 @@ from usp_viz.runtime.report import (
 
 TICK_S = 0.02
 SLACK_S = 1.0  # how long rank 0 waits for reports once the others must have written theirs
+EXIT_CODE = "exit code"
 CHUNK = 1 << 20  # bytes; the store takes no value over 8 MiB
 
 
@@ -87,6 +91,19 @@ class Board:
         count = int(self._store.get(key))
         return pickle.loads(b"".join(self._store.get(f"{key}/{n}") for n in range(count)))
 
+    def add_to(self, log: str, value: Any) -> None:
+        """Write `value` at the end of a log that only this rank writes."""
+        self.put(f"{log}/{self._store.add(f'{log}/length', 1)}", value)
+
+    def read(self, log: str) -> list[Any]:
+        """What a log holds, even when its writer has died in the middle of a line."""
+        keys = [f"{log}/{n + 1}" for n in range(self._store.add(f"{log}/length", 0))]
+        return [self.get(key) for key in keys if self.has(key)]
+
+    def dismiss(self, exit_code: int) -> None:
+        """Let the other ranks end, with this exit code."""
+        self.put(EXIT_CODE, exit_code)
+
     def fail(self) -> None:
         """Tell that one more rank has failed."""
         self._store.add("failures", 1)
@@ -102,7 +119,7 @@ class _Attempt:
 
     def __init__(self, place: Place, store: Store, order: Order) -> None:
         self._place, self._store, self._order = place, store, order
-        self._messages: list[Any] = []
+        self._unsent: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._status: Status | None = None
         self._value: Any = None
         self._failure: Failure | None = None
@@ -124,11 +141,23 @@ class _Attempt:
             )
             self.ready, self.joined = time.monotonic(), True
             job = self._order.job
-            self._value = ctx.run(job.entry, job.payload, self._messages.append)
+            self._value = ctx.run(job.entry, job.payload, self._emit)
             self._status = "ok"
         except BaseException as error:
             self._failure = Failure.of(error)
             self._status = "raised"
+
+    def _emit(self, message: Any) -> None:
+        self._unsent.put(pickle.dumps(message, protocol=5))
+
+    def tell(self, board: Board) -> None:
+        """Write what the job has emitted since, in the thread that may speak to the board."""
+        lines = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lines.append(self._unsent.get_nowait())
+        if lines:
+            board.add_to(_log(self._place.rank), lines)
 
     @property
     def ended(self) -> bool:
@@ -144,7 +173,6 @@ class _Attempt:
             status=self._status or "hung",
             value=self._value,
             failure=self._failure,
-            messages=tuple(self._messages),
             pid=os.getpid(),
             at_ms=(time.monotonic() - self.ready) * 1e3,
         )
@@ -165,6 +193,14 @@ class _Watch:
         self.told_to_end = True
         self._grace = min(self._grace, time.monotonic() + GRACE_S)
 
+    def for_exit_code(self) -> int:
+        with contextlib.suppress(DistError):  # the store has gone with rank 0's machine
+            while not self.told_to_end:
+                if self._board.has(EXIT_CODE):
+                    return self._board.get(EXIT_CODE)
+                time.sleep(TICK_S)
+        return 1
+
     def limit(self, deadline: float) -> float:
         failures = self._board.failures
         if failures != self._failures and not self.told_to_end:
@@ -173,8 +209,12 @@ class _Watch:
         return min(deadline, self._grace)
 
 
-def run(place: Place, store: Store, board: Board, order: Order) -> RunReport | None:
-    """Take part in `order`; returns the report of all ranks on rank 0, None on the others.
+def run(place: Place, store: Store, board: Board, order: Order) -> RunReport | int:
+    """Take part in `order`.
+
+    Returns:
+        On rank 0 the report of all ranks; it must give `Board.dismiss` an exit code then. On the
+        others that exit code: an agent whose ranks succeed while another's fail waits minutes.
 
     Args:
         place: Which rank this is.
@@ -187,22 +227,19 @@ def run(place: Place, store: Store, board: Board, order: Order) -> RunReport | N
     """
     attempt, watch = _Attempt(place, store, order), _Watch(board)
     while not attempt.ended and time.monotonic() < watch.limit(attempt.deadline):
+        attempt.tell(board)
         time.sleep(TICK_S)
+    attempt.tell(board)
     _post(board, attempt.report())
     if place.rank:
-        while not (watch.told_to_end or board.has("closed")):
-            time.sleep(TICK_S)
-        return None
+        return watch.for_exit_code()
     keys = {rank: f"report/{rank}" for rank in range(place.world)}
     while time.monotonic() < watch.limit(attempt.deadline) + SLACK_S:
         if all(map(board.has, keys.values())):
             break
         time.sleep(TICK_S)
     ended = time.monotonic()
-    reports = tuple(
-        board.get(key) if board.has(key) else RankReport(rank, "died") for rank, key in keys.items()
-    )
-    board.put("closed", True)
+    reports = tuple(_collect(board, rank, key) for rank, key in keys.items())
     if not attempt.joined:
         raise_what_is_missing(reports)
     return RunReport(
@@ -210,6 +247,16 @@ def run(place: Place, store: Store, board: Board, order: Order) -> RunReport | N
         wall_ms=(ended - attempt.ready) * 1e3,
         cold_start_ms=(attempt.ready - attempt.begun) * 1e3,
     )
+
+
+def _log(rank: int) -> str:
+    return f"messages/{rank}"
+
+
+def _collect(board: Board, rank: int, key: str) -> RankReport:
+    report = board.get(key) if board.has(key) else RankReport(rank, "died")
+    messages = [pickle.loads(line) for lines in board.read(_log(rank)) for line in lines]
+    return replace(report, messages=tuple(messages))
 
 
 def _post(board: Board, report: RankReport) -> None:

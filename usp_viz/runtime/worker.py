@@ -20,10 +20,7 @@ from usp_viz.errors import InvalidScenario, MissingRequirement, UspVizError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be one rank of torchrun's world; returns the exit code, which only rank 0 sets.
-
-    A rank that exits with another code than 0 has torchrun end rank 0 before it has printed.
-    """
+    """Be one rank of torchrun's world; returns the exit code, on all ranks that of the verdict."""
     arguments = _parser().parse_args(argv)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what ranks print must not spoil the verdict
@@ -42,12 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     board = torchrun.Board(store.clone())  # pyright: ignore[reportAttributeAccessIssue]
     if place.rank:
         order = board.get("order")
-        if order:
-            torchrun.run(place, store, board, order)
-        return 0
+        code = torchrun.run(place, store, board, order) if order else board.get(torchrun.EXIT_CODE)
+        assert isinstance(code, int)
+        return code
     code, text = _lead(arguments, place, store, board)
     if text:
         print(text, file=out, flush=True)
+    board.dismiss(code)
     return code
 
 
@@ -55,6 +53,7 @@ def _lead(arguments: Any, place: Any, store: Any, board: Any) -> tuple[int, str]
     """Rank 0's part: the exit code and what to print."""
     from usp_viz.loading import parse_sets
     from usp_viz.runtime import torchrun, verify
+    from usp_viz.runtime.report import RunReport
     from usp_viz.scenario import Scenario
 
     scenario = None
@@ -74,7 +73,7 @@ def _lead(arguments: Any, place: Any, store: Any, board: Any) -> tuple[int, str]
         report = torchrun.run(place, store, board, order)
     except MissingRequirement as error:
         return _refuse(arguments, scenario, error)
-    assert report is not None
+    assert isinstance(report, RunReport)
     result = verify.judge(scenario, report)
     if arguments.json:
         return result.exit_code, json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False)
