@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from usp_viz.errors import InvalidScenario, MissingRequirement, RunCancelled
+from usp_viz.errors import InvalidScenario, MissingRequirement, RunCancelled, printable
 
 if TYPE_CHECKING:
     from usp_viz.scenario import Scenario
@@ -72,8 +72,7 @@ def _run_one(source: str, scenario: Scenario | InvalidScenario, arguments: Any) 
     except InvalidScenario as error:
         if arguments.json:
             _print_json(invalid_json(error, asked))
-        _complain(f"{source}: invalid: {error}")
-        return 2
+        return _invalid(source, error)
     except MissingRequirement as error:
         _complain(f"{source}: missing: {error}")
         return 4
@@ -101,8 +100,7 @@ def _check(arguments: argparse.Namespace) -> int:
                     _print_json(
                         {"result_version": 1, "predicted": "invalid", "error": scenario.as_json()}
                     )
-                _complain(f"{source}: invalid: {scenario}")
-                codes.append(2)
+                codes.append(_invalid(source, scenario))
                 continue
             found = check(scenario)
             codes.append(3 if found["predicted"] == "refused" else 0)
@@ -210,20 +208,26 @@ def _one(arguments: argparse.Namespace) -> Scenario:
 
 
 def _load(source: str, arguments: argparse.Namespace) -> Scenario:
-    from usp_viz.loading import parse_sets
+    from usp_viz.loading import parse_sets, read_mapping, set_dotted
     from usp_viz.scenario import Scenario
 
     sets = parse_sets(arguments.set or ())
-    written = Scenario.load(source)
+    written = read_mapping(source)
     named = {
         "policy": arguments.policy if arguments.policy != "all" else None,
         "release": arguments.release,
         "engine": getattr(arguments, "engine", None),
     }
     sets |= {key: value for key, value in named.items() if value is not None}
-    scenario = written.set(sets) if sets else written
+    scenario = Scenario.parse(set_dotted(written, sets))  # which may mend what was invalid
+    if not sets or scenario.expect is None or "expect" in {key.split(".")[0] for key in sets}:
+        return scenario
     # `expect` speaks of the file's own question; a changed one has no expectation.
-    return scenario if scenario.hash == written.hash else scenario.set({"expect": None})
+    try:
+        same = scenario.hash == Scenario.parse(written).hash
+    except InvalidScenario:
+        same = False
+    return scenario if same else scenario.set({"expect": None})
 
 
 # -- output --------------------------------------------------------------------------------------
@@ -234,7 +238,13 @@ def _print_json(data: Any) -> None:
 
 
 def _complain(text: str) -> None:
-    print(f"usp-viz: {text}", file=sys.stderr)
+    print(f"usp-viz: {printable(text)}", file=sys.stderr)
+
+
+def _invalid(source: str, error: InvalidScenario) -> int:
+    """Say so; an error without a key is the file's, and names it."""
+    _complain(f"{source}: invalid: {error}" if error.key else f"invalid: {error}")
+    return 2
 
 
 def _fail(text: str, code: int) -> int:
