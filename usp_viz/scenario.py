@@ -59,6 +59,8 @@ Policy = Literal["sglang", "unguarded", "extended"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element, by dtype."""
+LARGEST = {"float64": 1e30, "float32": 1e30, "bfloat16": 1e30, "float16": 65504.0}
+"""What a value of V may be: finite in its dtype, and in a sum over any number of rows."""
 
 
 def _whole(minimum: int, maximum: int) -> Any:
@@ -421,10 +423,17 @@ def _inconsistencies(s: Scenario) -> Iterator[InvalidScenario]:
     yield from _token_problems(s)
     replicated = s.tokens.replicated
     order = total + replicated.prefix + replicated.suffix + replicated.kv_prefix
-    values = s.tensors.values
+    values, dtype = s.tensors.values, s.tensors.dtype
     if isinstance(values, ValueList) and len(values.list) != order:
         limit = f"one value for each of the {order} rows (kv_prefix, prefix, S rows, suffix)"
         yield InvalidScenario("tensors.values.list", len(values.list), limit, [order])
+    largest = max(map(abs, values.list)) if isinstance(values, ValueList) else 0
+    if largest > LARGEST[dtype]:
+        limit = f"numbers up to {LARGEST[dtype]:g} either way in {dtype}"
+        yield InvalidScenario("tensors.values.list", largest, limit, [LARGEST[dtype]])
+    if values == "ramp" and order > LARGEST[dtype]:
+        limit = f"ramp counts {order} rows, and {dtype} ends at {LARGEST[dtype]:g}"
+        yield InvalidScenario("tensors.dtype", dtype, limit, ["float32", "bfloat16"])
     for n, mask in enumerate(s.attention.mask):
         place = f"[{n}]" if len(s.attention.mask) > 1 else ""
         yield from _mask_problems(s, mask, f"attention.mask{place}")

@@ -47,15 +47,15 @@ def make(scenario: Scenario, tensor: Literal["q", "k", "v"], rows: Ids) -> Float
 
 
 def rounded(data: Floats, scenario: Scenario) -> Floats:
-    """To the nearest value of the scenario's dtype, ties to even."""
+    """To the nearest value of the scenario's dtype, ties to even; through float32, as torch."""
     dtype = scenario.tensors.dtype
     if dtype == "float64":
         return np.ascontiguousarray(data, np.float64)
-    if dtype == "float16":
-        return data.astype(np.float16).astype(np.float32)
     single = np.ascontiguousarray(data, np.float32)
     if dtype == "float32":
         return single
+    if dtype == "float16":
+        return single.astype(np.float16).astype(np.float32)
     bits = single.view(np.uint32)
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + half) & np.uint32(0xFFFF0000)).view(np.float32)

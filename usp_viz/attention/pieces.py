@@ -130,30 +130,22 @@ def _interval_pieces(first: Ids, last: Ids) -> Iterator[BlockPiece]:
 
 
 def _segments(rows: Ids, first: Ids, last: Ids) -> Iterator[tuple[int, int, str]]:
-    """Maximal runs of query rows with one shape: (start, stop, "flat" | "causal" | "band")."""
-    consecutive = np.diff(rows) == 1
+    """Runs of query rows with one shape: (start, stop, "flat" | "causal" | "band")."""
     da, db = np.diff(first[rows]), np.diff(last[rows])
-    shape = np.where(da == 0, np.where(db == 0, 0, np.where(db == 1, 1, 2)), 2)
-    start = 0
-    while start < rows.size:
-        if start == rows.size - 1 or not consecutive[start]:
-            yield int(rows[start]), int(rows[start]) + 1, "flat"
-            start += 1
-            continue
-        same = consecutive[start:] & (shape[start:] == shape[start])
-        length = int(np.argmin(same)) if not same.all() else same.size
-        if shape[start] == 2 and length == 1 and not _continues(shape, consecutive, start):
-            yield int(rows[start]), int(rows[start]) + 1, "flat"
-            start += 1
-            continue
-        name = ("flat", "causal", "band")[int(shape[start])]
-        yield int(rows[start]), int(rows[start]) + length + 1, name
-        start += length + 1
-
-
-def _continues(shape: Ids, consecutive: Bools, start: int) -> bool:
-    """Whether a jump between two rows belongs to a band rather than to a document's border."""
-    return start + 1 < shape.size and bool(consecutive[start + 1]) and shape[start + 1] == 2
+    step = np.where(da == 0, np.where(db == 0, 0, np.where(db == 1, 1, 2)), 2)
+    step[np.diff(rows) > 1] = 3
+    ends = np.append(np.flatnonzero(np.diff(step)) + 1, step.size)
+    at = 0
+    while at < rows.size:
+        row = int(rows[at])
+        length = int(ends[np.searchsorted(ends, at, side="right")]) - at if at < step.size else 0
+        shape = ("flat", "causal", "band", "apart")[step[at]] if length else "apart"
+        if shape == "apart" or (shape == "band" and length == 1):  # one jump: a document's border
+            yield row, row + 1, "flat"
+            at += 1
+        else:
+            yield row, row + length + 1, shape
+            at += length + 1
 
 
 def _tiles(start: int, stop: int, first: Ids, last: Ids) -> Iterator[BlockPiece]:
