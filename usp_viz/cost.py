@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 from usp_viz.layout import count
 from usp_viz.plan import Plan, plan
-from usp_viz.scenario import ITEMSIZE
 from usp_viz.trace import Event, Trace
 
 if TYPE_CHECKING:
@@ -111,47 +110,60 @@ def cost(scenario: Scenario) -> Cost:
     for event in trace.events():
         received[event.dst] += event.bytes
         pairs[event.src] += event.pairs
-    item = ITEMSIZE[scenario.tensors.dtype]
     ranks = tuple(
         RankCost(
             rank=rank,
             sent=trace.bytes_sent(rank),
             received=received[rank],
             pairs=pairs[rank],
-            flops=4 * scenario.tensors.head_dim * pairs[rank],
-            memory=_memory(program, rank, scenario.tensors.batch, item),
+            flops=4 * program.tensors.head_dim * pairs[rank],
+            memory=memory(program, rank),
         )
         for rank in range(trace.ranks)
     )
     return Cost(ranks, trace.links)
 
 
-def _memory(program: Plan, rank: int, batch: int, item: int) -> Memory:
-    position, row = program.mesh.position(rank), program.row_bytes
-    own = count(program.layout.queries(position))
-    place, ulysses = program.place(rank), program.mesh.at(rank)[1]
+def peak_bytes(program: Plan) -> tuple[int, ...]:
+    """The most tensor bytes that each rank holds at once."""
+    return tuple(memory(program, rank).peak for rank in range(program.mesh.ranks))
+
+
+def memory(program: Plan, rank: int) -> Memory:
+    """Tensor bytes of one rank."""
+    tensors, row = program.tensors, program.tensors.row_bytes
+    position, place = program.mesh.position(rank), program.place(rank)
+    ulysses = program.mesh.at(rank)[1]
     h, g = len(program.query_heads[ulysses]), len(program.key_heads[ulysses])
+    own = count(program.own_queries[position])
     queries = count(program.queries[place])
-    keys = program.layout.order.size if program.local else count(program.layout.keys(position))
-    swaps = program.mesh.ulysses > 1 and not program.local
-    widths = sum(len(q) + 2 * len(k) for q, k in program.heads_by_index) if swaps else 0
-    gathered = count(program.travelling[place]) if swaps else 0
-    copies = count(program.layout.order.replicated_queries)
-    returned = gathered + program.mesh.ulysses * copies if swaps else 0
+    wide = max(tensors.itemsize, 4)
+    lse = queries * h * tensors.batch * wide
     travels = len(program.hops) > 1
     largest = max(map(count, program.travelling)) if travels else 0
-    wide = max(item, 4)
-    lse = queries * h * batch * wide
+    input_send = input_received = output_send = output_received = 0
+    if program.swaps:
+        group = tuple(map(program.mesh.position, program.mesh.ulysses_group(place)))
+        for rows, each, all_heads in (
+            (program.swapped_queries, 1, program.query_heads),
+            (program.swapped_keys, 2, program.key_heads),
+        ):
+            input_send += each * row * count(rows[position]) * sum(map(len, all_heads))
+            received = sum(count(rows[peer]) for peer in group)
+            input_received += each * row * received * len(all_heads[ulysses])
+        output_send = sum(count(program.own_queries[peer]) for peer in group) * h * row
+        output_received = own * tensors.heads * row
     return Memory(
-        inputs=(own * program.heads + 2 * keys * program.kv_heads) * row,
-        input_send=count(program.layout.shards[position]) * widths * row,
-        input_received=gathered * (h + 2 * g) * row,
+        inputs=(own * tensors.heads + 2 * count(program.own_keys[position]) * tensors.kv_heads)
+        * row,
+        input_send=input_send,
+        input_received=input_received,
         buffers=2 * largest * 2 * g * row,
-        accumulators=queries * h * (row // item * wide) + lse,
+        accumulators=queries * h * (row // tensors.itemsize * wide) + lse,
         block=queries * h * row + lse,
-        output_send=returned * h * row,
-        output_received=own * program.heads * row if swaps else 0,
-        output=own * program.heads * row,
+        output_send=output_send,
+        output_received=output_received,
+        output=own * tensors.heads * row,
     )
 
 

@@ -37,39 +37,66 @@ def simulate(scenario: Scenario) -> Trace:
 
 def plan(scenario: Scenario) -> Plan:
     """The program that a scenario's policy gives every rank."""
+    if scenario.policy != "extended":
+        from usp_viz.release_plan import release_plan
+
+        return release_plan(scenario)
     attention = scenario.attention
+    # A skip that leaves each rank with its own keys only cannot be right: the keys must travel.
+    local = attention.skip_sequence_parallel and attention.skip_kv == "full"
     return Plan(
         mesh=Mesh.of(scenario),
         layout=Layout.of(scenario),
         visibility=Visibility.of(scenario),
-        heads=scenario.tensors.heads,
-        kv_heads=scenario.kv_heads,
-        row_bytes=scenario.tensors.batch
-        * scenario.tensors.head_dim
-        * ITEMSIZE[scenario.tensors.dtype],
-        local=attention.skip_sequence_parallel and attention.skip_kv == "full",
+        tensors=Tensors.of(scenario),
+        local=local,
+        all_keys=local,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Shapes: B, H, G, D, and bytes of an element."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+    @staticmethod
+    def of(scenario: Scenario) -> Tensors:
+        """The shapes of a scenario."""
+        tensors = scenario.tensors
+        itemsize = ITEMSIZE[tensors.dtype]
+        return Tensors(tensors.batch, tensors.heads, scenario.kv_heads, tensors.head_dim, itemsize)
+
+    @property
+    def row_bytes(self) -> int:
+        """One row of one head in one tensor, over all batch rows."""
+        return self.batch * self.head_dim * self.itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The program of all ranks.
+    """The program of all ranks, as the `extended` policy runs it.
+
+    Ranks that attend the same rows together are at one *place*: a ring position, or the rank's own
+    position where nobody communicates.
 
     Attributes:
         mesh, layout, visibility: Who is where, holds what, and may see whom.
-        heads: H.
-        kv_heads: G.
-        row_bytes: One row of one head in one tensor, over all batch rows: B·D·itemsize.
-        local: Nobody communicates: every rank holds all keys.
+        tensors: Shapes.
+        local: Nobody communicates.
+        all_keys: Every rank holds all keys from the start.
     """
 
     mesh: Mesh
     layout: Layout
     visibility: Visibility
-    heads: int
-    kv_heads: int
-    row_bytes: int
+    tensors: Tensors
     local: bool = False
+    all_keys: bool = False
     _blocks: dict[tuple[int, int], Block] = field(
         default_factory=dict[tuple[int, int], Block], repr=False
     )
@@ -89,8 +116,7 @@ class Plan:
 
     def _steps(self) -> Iterator[tuple[str, Maker]]:
         yield "shard", self._place
-        swaps = self.mesh.ulysses > 1 and not self.local
-        if swaps:
+        if self.swaps:
             yield "input all-to-all", self._gather_sequence
         for n, distance in enumerate(self.hops):
             following = self.hops[n + 1] if n + 1 < len(self.hops) else None
@@ -98,9 +124,58 @@ class Plan:
             yield stage, partial(self._hop, distance, following)
             if any(self.merges(place, distance) for place in self._places):
                 yield stage, partial(self._merge, distance)
-        if swaps:
+        if self.swaps:
             yield "output all-to-all", self._gather_heads
         yield "output", self._output
+
+    @property
+    def swaps(self) -> bool:
+        """Whether there are all-to-alls."""
+        return self.mesh.ulysses > 1 and not self.local
+
+    # -- who holds what ---------------------------------------------------------------------------
+
+    @cached_property
+    def own_queries(self) -> tuple[Rows, ...]:
+        """Rows of Q and of the output, by position."""
+        return tuple(self.layout.queries(position) for position in range(self.mesh.ranks))
+
+    @cached_property
+    def own_keys(self) -> tuple[Rows, ...]:
+        """Rows of K and V, by position."""
+        if self.all_keys:
+            return ((range(self.layout.order.size),),) * self.mesh.ranks
+        return tuple(self.layout.keys(position) for position in range(self.mesh.ranks))
+
+    @property
+    def swapped_queries(self) -> tuple[Rows, ...]:
+        """Of them, by position, those that an all-to-all moves."""
+        return self.layout.shards
+
+    @property
+    def swapped_keys(self) -> tuple[Rows, ...]:
+        """The same for K and V."""
+        return self.layout.shards
+
+    @cached_property
+    def queries(self) -> tuple[Rows, ...]:
+        """Query rows attended at each place."""
+        if self.local:
+            return self.own_queries
+        copies = self.layout.order.replicated_queries
+        return tuple(copies + self.layout.gathered(ring) for ring in range(self.mesh.ring))
+
+    @cached_property
+    def travelling(self) -> tuple[Rows, ...]:
+        """KV rows that each ring position brings to its ring."""
+        return tuple(self.layout.gathered(ring) for ring in range(self.mesh.ring))
+
+    def keys(self, place: int, distance: int) -> Rows:
+        """Key rows met at a place, `distance` hops from where they started."""
+        if self.local:
+            return self.own_keys[place]
+        rows = self.travelling[(place - distance) % self.mesh.ring]
+        return self.layout.order.replicated_keys + rows if distance == 0 else rows
 
     # -- who attends what, when ------------------------------------------------------------------
 
@@ -113,34 +188,15 @@ class Plan:
         """Where a rank attends: its ring position, or its own position when nobody communicates."""
         return self.mesh.position(rank) if self.local else self.mesh.at(rank)[0]
 
-    @cached_property
-    def queries(self) -> tuple[Rows, ...]:
-        """Query rows attended at each place."""
-        if self.local:
-            return tuple(self.layout.queries(position) for position in range(self.mesh.ranks))
-        copies = self.layout.order.replicated_queries
-        return tuple(copies + rows for rows in self.travelling)
-
-    @cached_property
-    def travelling(self) -> tuple[Rows, ...]:
-        """KV rows that each ring position brings to its ring."""
-        return tuple(self.layout.gathered(ring) for ring in range(self.mesh.ring))
-
-    def keys(self, place: int, distance: int) -> Rows:
-        """Key rows met at a place, `distance` hops from where they started."""
-        order = self.layout.order
-        if self.local:
-            return (range(order.size),)
-        rows = self.travelling[(place - distance) % self.mesh.ring]
-        return order.replicated_keys + rows if distance == 0 else rows
-
     def block(self, place: int, distance: int) -> Block:
         """What the mask leaves of these queries and keys."""
         if (place, distance) not in self._blocks:
-            queries, keys = self.queries[place], self.keys(place, distance)
-            found = self.visibility.block(queries, keys, self._spans)
-            self._blocks[place, distance] = found
+            self._blocks[place, distance] = self._block(place, distance)
         return self._blocks[place, distance]
+
+    def _block(self, place: int, distance: int) -> Block:
+        queries, keys = self.queries[place], self.keys(place, distance)
+        return self.visibility.block(queries, keys, self._spans)
 
     def works(self, place: int, distance: int) -> bool:
         """Whether there is anything to attend."""
@@ -166,19 +222,14 @@ class Plan:
     def query_heads(self) -> tuple[range, ...]:
         """Query heads of each Ulysses index, while it attends."""
         if self.local:
-            return (range(self.heads),) * self.mesh.ulysses
-        return head_split(self.heads, self.mesh.ulysses)
+            return (range(self.tensors.heads),) * self.mesh.ulysses
+        return head_split(self.tensors.heads, self.mesh.ulysses)
 
     @cached_property
     def key_heads(self) -> tuple[range, ...]:
         """KV heads of each Ulysses index, while it attends."""
-        group = self.heads // self.kv_heads
+        group = self.tensors.heads // self.tensors.kv_heads
         return tuple(kv_heads_of(heads, group) for heads in self.query_heads)
-
-    @property
-    def heads_by_index(self) -> tuple[tuple[range, range], ...]:
-        """(query heads, KV heads) of each Ulysses index."""
-        return tuple(zip(self.query_heads, self.key_heads, strict=True))
 
     def _attending(self) -> Iterator[tuple[int, int, range]]:
         """(rank, place, query heads) of the ranks that have heads, by rank."""
@@ -190,27 +241,25 @@ class Plan:
     # -- events -----------------------------------------------------------------------------------
 
     def _place(self, step: int, stage: str) -> Iterator[Event]:
-        everything: Spans = ((0, self.layout.order.size),)
         for rank in range(self.mesh.ranks):
-            queries = self._held[self.mesh.position(rank)]
-            keys = (
-                everything
-                if self.local
-                else self._spans(self.layout.keys(self.mesh.position(rank)))
-            )
-            for tensor, rows, heads in (("Q", queries, self.heads), ("KV", keys, self.kv_heads)):
+            position = self.mesh.position(rank)
+            for tensor, rows, heads in (
+                ("Q", self._query_spans[position], self.tensors.heads),
+                ("KV", self._key_spans[position], self.tensors.kv_heads),
+            ):
                 if rows:
                     yield Event(step, stage, "place", rank, rank, tensor, rows, (0, heads), 0)
 
     def _gather_sequence(self, step: int, stage: str) -> Iterator[Event]:
+        row_bytes = self.tensors.row_bytes
+        parts = (
+            ("Q", _counted(self.swapped_queries, self._spans), self.query_heads, row_bytes),
+            ("KV", _counted(self.swapped_keys, self._spans), self.key_heads, 2 * row_bytes),
+        )
         for src, dst in self._swaps():
-            position = self.mesh.position(src)
-            rows, length = self._shards[position], count(self.layout.shards[position])
-            ulysses = self.mesh.at(dst)[1]
-            for tensor, heads, each in (
-                ("Q", self.query_heads[ulysses], self.row_bytes),
-                ("KV", self.key_heads[ulysses], 2 * self.row_bytes),
-            ):
+            position, ulysses = self.mesh.position(src), self.mesh.at(dst)[1]
+            for tensor, swapped, all_heads, each in parts:
+                (rows, length), heads = swapped[position], all_heads[ulysses]
                 if rows and heads:
                     size = 0 if src == dst else length * len(heads) * each
                     yield Event(
@@ -218,12 +267,12 @@ class Plan:
                     )
 
     def _gather_heads(self, step: int, stage: str) -> Iterator[Event]:
+        returned = _counted(self.own_queries, self._spans)
         for src, dst in self._swaps():
-            position = self.mesh.position(dst)
-            rows, heads = self._held[position], self.query_heads[self.mesh.at(src)[1]]
+            rows, length = returned[self.mesh.position(dst)]
+            heads = self.query_heads[self.mesh.at(src)[1]]
             if rows and heads:
-                length = count(self.layout.queries(position))
-                size = 0 if src == dst else length * len(heads) * self.row_bytes
+                size = 0 if src == dst else length * len(heads) * self.tensors.row_bytes
                 yield Event(step, stage, "all_to_all", src, dst, "O", rows, _pair(heads), size)
 
     def _swaps(self) -> Iterator[tuple[int, int]]:
@@ -253,14 +302,14 @@ class Plan:
                 )
 
     def _send(self, distance: int, following: int, step: int, stage: str) -> Iterator[Event]:
-        ring = self.mesh.ring
+        ring, row_bytes = self.mesh.ring, 2 * self.tensors.row_bytes
         for rank in range(self.mesh.ranks):
             place, ulysses = self.mesh.at(rank)
             source = (place - distance) % ring
-            heads, rows = self.key_heads[ulysses], self._travelling_spans[source]
+            (rows, length), heads = self._travelling[source], self.key_heads[ulysses]
             if heads and rows:
                 dst = self.mesh.rank((source + following) % ring, ulysses)
-                size = count(self.travelling[source]) * len(heads) * 2 * self.row_bytes
+                size = length * len(heads) * row_bytes
                 yield Event(step, stage, "send", rank, dst, "KV", rows, _pair(heads), size)
 
     def _merge(self, distance: int, step: int, stage: str) -> Iterator[Event]:
@@ -271,22 +320,28 @@ class Plan:
 
     def _output(self, step: int, stage: str) -> Iterator[Event]:
         for rank in range(self.mesh.ranks):
-            rows = self._held[self.mesh.position(rank)]
+            rows, heads = self._query_spans[self.mesh.position(rank)], (0, self.tensors.heads)
             if rows:
-                yield Event(step, stage, "output", rank, rank, "O", rows, (0, self.heads), 0)
+                yield Event(step, stage, "output", rank, rank, "O", rows, heads, 0)
 
     @cached_property
-    def _shards(self) -> tuple[Spans, ...]:
-        return tuple(self._spans(rows) for rows in self.layout.shards)
+    def _query_spans(self) -> tuple[Spans, ...]:
+        return tuple(self._spans(rows) for rows in self.own_queries)
 
     @cached_property
-    def _held(self) -> tuple[Spans, ...]:
-        """Rows of each position's Q and output."""
-        return tuple(self._spans(self.layout.queries(p)) for p in range(self.mesh.ranks))
+    def _key_spans(self) -> tuple[Spans, ...]:
+        return tuple(self._spans(rows) for rows in self.own_keys)
 
     @cached_property
-    def _travelling_spans(self) -> tuple[Spans, ...]:
-        return tuple(self._spans(rows) for rows in self.travelling)
+    def _travelling(self) -> tuple[tuple[Spans, int], ...]:
+        return _counted(self.travelling, self._spans)
+
+
+def _counted(
+    rows_of: tuple[Rows, ...], as_spans: Callable[[Rows], Spans]
+) -> tuple[tuple[Spans, int], ...]:
+    """(spans, how many rows) of each; rows that are held twice count twice."""
+    return tuple((as_spans(rows), count(rows)) for rows in rows_of)
 
 
 def _pair(heads: range) -> Heads:
