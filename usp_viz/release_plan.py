@@ -14,13 +14,13 @@ from functools import cached_property
 
 import numpy as np
 
-from usp_viz import rules
 from usp_viz.behaviour import Behaviour, Part, of_call
 from usp_viz.calls import Call
 from usp_viz.layout import Ids, Layout, Rows, Spans, count, ids, spans_of
 from usp_viz.mask import Block, BlockKind, Visibility
 from usp_viz.mesh import Mesh
 from usp_viz.plan import Maker, Plan, Tensors
+from usp_viz.rules import Refusal, ending
 from usp_viz.scenario import Scenario
 from usp_viz.trace import Event, union
 
@@ -32,10 +32,10 @@ def release_plan(scenario: Scenario) -> Plan:
     attention = scenario.attention
     all_keys = attention.skip_sequence_parallel and attention.skip_kv == "full"
     layout, visibility, tensors = Layout.of(scenario), Visibility.of(scenario), Tensors.of(scenario)
-    end = rules.ending(scenario, policy=policy)
+    end = ending(scenario, policy=policy)
     if end is not None:
         raising = tuple(n for n, message in enumerate(end.messages) if message is not None)
-        stage = "guard" if isinstance(end, rules.Refusal) else "crash"
+        stage = "guard" if isinstance(end, Refusal) else "crash"
         return _Raising(
             mesh, layout, visibility, tensors, all_keys=all_keys, raising=(stage, raising)
         )
