@@ -27,6 +27,17 @@ START_LIMIT_S = 60.0  # importing torch takes seconds, on a loaded machine many
 GRACE_S = 1.0  # once a rank has failed, how long the silence of the others may last
 REAP_LIMIT_S = 1.0  # what is killed is gone in milliseconds, unless the kernel holds it
 
+# Imported once instead of by every rank: torch, and what the built-in engine imports when it runs.
+ALWAYS_PRELOADED = (
+    "usp_viz.runtime.rank",
+    "usp_viz.engines.builtin",
+    "usp_viz.attention.ids",
+    "usp_viz.attention.inputs",
+    "usp_viz.attention.local",
+    "usp_viz.attention.timing",
+    "usp_viz.attention.usp",
+)
+
 _ENTRY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*", re.ASCII)
 
 
@@ -98,7 +109,8 @@ class RankPool:
         hear = on_message or (lambda rank, message: None)
         with self._turn() as bell:
             begun = time.monotonic()
-            crew, warm = self._crew(world, device)
+            crew = self._crew(world, device)
+            warm = crew.ready
             try:
                 end = self._attend(crew, bell, hear, _standing, begun + START_LIMIT_S)
                 sent = time.monotonic()
@@ -118,6 +130,11 @@ class RankPool:
             wall_ms=(ended - sent) * 1e3,
             cold_start_ms=None if warm else (sent - begun) * 1e3,
         )
+
+    def start(self) -> None:
+        """Begin to import torch in the background, so that the first run finds it imported."""
+        with self._turns:
+            self._serve()
 
     def cancel(self) -> None:
         """End the run at hand, if there is one; for another thread to call."""
@@ -166,26 +183,30 @@ class RankPool:
                 with self._guard:
                     self._rope = None
 
-    def _crew(self, size: int, device: str) -> tuple[World, bool]:
-        """A world of `size` ranks, and whether it stands ready from an earlier run."""
+    def _serve(self) -> ForkServer:
+        """The fork server, which may still be importing."""
         if self._server and self._server.alive:
             self._server.receive()  # what has ended since the last run
         if not (self._server and self._server.alive):
             self._forget()
-            self._server = ForkServer(["usp_viz.runtime.rank", *self._preload])
+            self._server = ForkServer([*ALWAYS_PRELOADED, *self._preload])
+        return self._server
+
+    def _crew(self, size: int, device: str) -> World:
+        """A world of `size` ranks, which may still be starting."""
+        server = self._serve()
         crew = self._worlds.pop((size, device), None)
         if crew:
             crew.listen()
             if not crew.alive:
                 self._discard(crew)
                 crew = None
-        warm = crew is not None
         if crew is None:
             while self._worlds and sum(map(len, self._worlds.values())) + size > limits().max_ranks:
                 self._discard(next(iter(self._worlds.values())))
-            crew = self._server.fork(size, device)
+            crew = server.fork(size, device)
         self._worlds[size, device] = crew
-        return crew, warm
+        return crew
 
     def _attend(
         self,
