@@ -41,7 +41,9 @@ class Behaviour:
             tensor, whatever rows are there.
         span: For ``span``, and for the ring ``real``: where padding starts and stops.
         documents: seq_lens cut a rank's own rows into documents.
-        unseen: What a query that sees nothing gives: ``zero``; ``mean``, all keys alike; ``nan``.
+        unseen: What a query that sees nothing gives: ``zero``; ``mean``, all keys alike; ``all``,
+            all keys by their scores (float16 cannot tell a masked score from its neighbours);
+            ``nan``.
         narrow: Partial results are merged in float32, even for float64.
     """
 
@@ -53,7 +55,7 @@ class Behaviour:
     mask: Literal["none", "keys", "pairs", "span"] = "none"
     span: tuple[int, int] | None = None
     documents: bool = False
-    unseen: Literal["zero", "mean", "nan"] = "zero"
+    unseen: Literal["zero", "mean", "all", "nan"] = "zero"
     narrow: bool = False
 
 
@@ -100,12 +102,16 @@ def _ulysses(call: Call) -> Behaviour:
 
 def _local(call: Call) -> Behaviour:
     if call.tensor != "none":
-        return Behaviour("none", mask=call.tensor, unseen="mean")
-    return Behaviour(
-        "none",
-        causal=_triangle(call, equal=False),
-        documents=call.has_seq_lens and call.since("0.5.23"),
-    )
+        return Behaviour("none", mask=call.tensor, unseen=_masked_out(call))
+    documents = call.has_seq_lens and call.since("0.5.23")
+    # A document's queries and keys are at the same places, so that its triangle starts there.
+    causal = "first" if documents and call.causal else _triangle(call, equal=False)
+    return Behaviour("none", causal=causal, documents=documents)
+
+
+def _masked_out(call: Call) -> Literal["mean", "all"]:
+    """SDPA's mask is the dtype's lowest number, added to the scores."""
+    return "all" if call.scenario.tensors.dtype == "float16" else "mean"
 
 
 def _masked(call: Call) -> Behaviour:
@@ -117,7 +123,7 @@ def _masked(call: Call) -> Behaviour:
         copies="sharded" if sharded else "apart",
         mask="span" if call.pad is not None else "keys",
         span=call.pad,
-        unseen="mean",
+        unseen=_masked_out(call),
     )
 
 
@@ -202,7 +208,7 @@ def _doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             "causal-dropped",
             f"The masked path of release {release} ignores the causal flag: rows see later keys.",
         )
-    if found.causal == "first":
+    if found.causal == "first" and not found.documents:
         yield (
             "causal-top-left",
             f"SDPA in release {release} aligns the causal triangle on the first key: with more "
@@ -277,7 +283,7 @@ def _mask_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             "metadata-shifted",
             "The metadata masks places of the gathered tensor, which holds other rows there.",
         )
-    if found.unseen == "mean" and found.mask == "pairs":
+    if found.unseen in ("mean", "all") and found.mask == "pairs":
         yield (
             "unseen-mean",
             "A query whose keys are all masked comes out as the mean of all values, not as zero.",

@@ -3,7 +3,8 @@
     UspVizError
     ├── InvalidScenario (ValueError)       what was asked for is impossible, or over a cap
     ├── MissingRequirement (RuntimeError)  possible, but not with what this machine has
-    └── RunCancelled (RuntimeError)        somebody asked the run to stop
+    ├── RunCancelled (RuntimeError)        somebody asked the run to stop
+    └── NotExpressible (NotImplementedError)  no argument of a library's layer can say it
 
 A refusal of an attention layer is not in this tree: it is re-raised on the ranks with the very
 class and message of the library that refuses.
@@ -91,3 +92,7 @@ class MissingRequirement(UspVizError, RuntimeError):
 
 class RunCancelled(UspVizError, RuntimeError):
     """The run was cancelled before it ended."""
+
+
+class NotExpressible(UspVizError, NotImplementedError):
+    """A scenario that no argument of the layer in question can say."""

@@ -24,8 +24,9 @@ class Mesh:
 
     @staticmethod
     def of(scenario: Scenario) -> Mesh:
-        """The mesh that a scenario asks for."""
-        return Mesh(scenario.mesh.ulysses, scenario.mesh.ring, scenario.mesh.order)
+        """The mesh that a scenario asks for; sglang numbers its ranks by position, always."""
+        order = scenario.mesh.order if scenario.policy == "extended" else "ulysses-inner"
+        return Mesh(scenario.mesh.ulysses, scenario.mesh.ring, order)
 
     @property
     def ranks(self) -> int:

@@ -188,7 +188,7 @@ def _place_agrees(seen: Seen, meant: Visibility, place: int, row: int) -> bool:
     blind = seen.blind(place, row)
     if seen.how.unseen == "nan" and (blind & scored).any():
         return False
-    if seen.how.unseen == "mean":
+    if seen.how.unseen in ("mean", "all"):
         for call in seen.calls(place):
             np.add.at(by_key, call.keys, np.repeat(blind[None, :], len(call.keys), 0))
     counts: Ids = np.transpose(by_key)

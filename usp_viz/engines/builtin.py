@@ -54,9 +54,9 @@ def run_rank(context: RankContext, payload: dict[str, Any]) -> RankResult:
 
     scenario = Scenario.parse(payload["scenario"])
     if scenario.policy != "extended":
-        from usp_viz.attention import sglang
+        from usp_viz.engines import release
 
-        return sglang.run_rank(context, scenario)
+        return release.run_rank(context, scenario)
     schedule = Schedule.of(scenario, context.rank)
     mesh, tensors = schedule.mesh, scenario.tensors
     groups = context.groups(mesh.groups()) if mesh.ranks > 1 and not schedule.local else []
