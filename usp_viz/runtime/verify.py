@@ -12,13 +12,15 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from numpy.typing import NDArray
+
 from usp_viz import rules
 from usp_viz.engines.base import RankResult
 from usp_viz.errors import InvalidScenario, MissingRequirement, RunCancelled
 from usp_viz.layout import Layout
 from usp_viz.ledger import Piece, audit
 from usp_viz.plan import simulate
-from usp_viz.runtime.accuracy import Accuracy, Answer, score
+from usp_viz.runtime.accuracy import Accuracy, Answer, own_rows, score
 from usp_viz.runtime.limits import limits
 from usp_viz.runtime.pool import RankPool, default_pool
 from usp_viz.runtime.report import Job, RankReport, RunReport
@@ -79,13 +81,15 @@ def judge(scenario: Scenario, report: RunReport, begun: float | None = None) -> 
     begun = time.perf_counter() - report.wall_ms / 1e3 if begun is None else begun
     results = {r.rank: r.value for r in report.ranks if isinstance(r.value, RankResult)}
     trace = Trace.recorded(scenario.mesh.ranks, _events(report), Layout.of(scenario).order)
-    accuracy, pairs, problem = None, None, None
-    if report.ok:
-        outs = {rank: result.out for rank, result in results.items() if result.out is not None}
+    accuracy, pairs = None, None
+    outs = {rank: result.out for rank, result in results.items() if result.out is not None}
+    problem = _misshapen(scenario, outs) if report.ok else None
+    outcome: Outcome = "crashed"
+    if report.ok and problem is None:
         accuracy = score(scenario, _answer(scenario), outs)
         pairs = audit(scenario, [_pieces(results[rank]) for rank in sorted(results)])
-        outcome: Outcome = "wrong" if accuracy.wrong_rows else "verified"
-    else:
+        outcome = "wrong" if accuracy.wrong_rows else "verified"
+    elif problem is None:
         outs = {}
         outcome, problem = _failure(scenario, report)
     any_result = next(iter(results.values()), None)
@@ -223,6 +227,19 @@ def _failure(scenario: Scenario, report: RunReport) -> tuple[Outcome, Problem]:
         rule = refusal.rule if known and refusal else None
         return "refused", Problem(name, message, tuple(alike), rule, details)
     return "crashed", Problem(name, message, tuple(alike), where=where)
+
+
+def _misshapen(scenario: Scenario, outs: Mapping[int, NDArray[Any]]) -> Problem | None:
+    """The first output that is not there, or not of the shape that its rank's rows ask for."""
+    s = scenario.tensors
+    for rank in range(scenario.mesh.ranks):
+        wanted = (s.batch, len(own_rows(scenario, rank)), s.heads, s.head_dim)
+        out = outs.get(rank)
+        if out is None or out.shape != wanted:
+            found = "nothing" if out is None else f"an output of shape {out.shape}"
+            text = f"rank {rank} returned {found}; its rows of Q need {wanted}, [B, L, H, D]"
+            return Problem("WrongShape", text, (rank,))
+    return None
 
 
 def _where(rank: RankReport) -> Where:
