@@ -32,7 +32,7 @@ format: $(VENV)/.installed-test ## rewrite the code in the project's format
 	$(PY) -m ruff format .
 
 clean: ## remove .venv, build results and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 format-check: $(VENV)/.installed-test
@@ -44,8 +44,9 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV)/bin/pyright --pythonpath $(PY)
 
+# The cache knows a file by its date, and so misses that a module it imports came or went.
 layers: $(VENV)/.installed-test
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-cache
 
 $(PY):
 	@for python in $(CANDIDATES); do \
