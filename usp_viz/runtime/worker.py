@@ -59,6 +59,8 @@ def _lead(arguments: Any, place: Any, store: Any, board: Any) -> tuple[int, str]
     scenario = None
     try:
         scenario = Scenario.load(arguments.file, parse_sets(arguments.sets))
+        if arguments.sets:  # `expect` speaks of the file's own question
+            scenario = scenario.set({"expect": None})
         if scenario.mesh.ranks != place.world:
             limit = f"torchrun has started {place.world} ranks: nnodes x nproc-per-node must agree"
             raise InvalidScenario("mesh", scenario.mesh.ranks, limit, [place.world])
