@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from usp_viz.behaviour import behaviour
+from usp_viz.behaviour import behaviour
 from usp_viz.layout import Ids, Layout, ids
 from usp_viz.mask import Visibility
 from usp_viz.mesh import Mesh
@@ -94,8 +96,9 @@ def audit(
     Args:
         scenario: What was asked for.
         pieces: What each rank computed.
-        groups: For each rank, which copy of the replicated queries it works on. By default its
-            ring position; under skip_sequence_parallel with full KV, the rank itself.
+        groups: For each rank, which copy of the replicated queries it works on. By default, the
+            copy of the ranks that attend it together: a Ulysses group, all ranks (the release's
+            UlyssesAttention), or the rank alone where nobody communicates.
         limit: Give up above this many rows.
 
     Returns:
@@ -124,11 +127,16 @@ def audit(
 
 
 def _default_groups(scenario: Scenario) -> tuple[int, ...]:
-    mesh = Mesh.of(scenario)
+    """Ranks that attend a replicated query together, by heads, share a group."""
+    mesh, ranks = Mesh.of(scenario), range(scenario.mesh.ranks)
+    if scenario.policy != "extended":
+        exchange = behaviour(scenario, scenario.policy).exchange
+        size = {"none": 1, "ulysses": mesh.ulysses, "world": mesh.ranks}[exchange]
+        return tuple(rank // size for rank in ranks)
     attention = scenario.attention
     if attention.skip_sequence_parallel and attention.skip_kv == "full":
-        return tuple(range(mesh.ranks))
-    return tuple(mesh.at(rank)[0] for rank in range(mesh.ranks))
+        return tuple(ranks)
+    return tuple(mesh.at(rank)[0] for rank in ranks)
 
 
 def progress(trace: Trace) -> tuple[tuple[int, ...], ...]:
