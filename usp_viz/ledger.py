@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from usp_viz.behaviour import behaviour
-from usp_viz.behaviour import behaviour
 from usp_viz.layout import Ids, Layout, ids
 from usp_viz.mask import Visibility
 from usp_viz.mesh import Mesh

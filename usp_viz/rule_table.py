@@ -146,6 +146,12 @@ def _group_uneven(call: Call) -> bool:
     return any(len(set(call.group(position))) > 1 for position in range(call.world))
 
 
+def _replicated_on_ring(call: Call) -> bool:
+    """Replicated rows on a mesh with both degrees, on the path of their own."""
+    both = call.ring > 1 and call.ulysses > 1
+    return _swaps(call) and not call.masked and both and call.replicated_modes > 0
+
+
 def _rings(call: Call) -> bool:
     """Whether KV travels a ring."""
     if call.ring == 1 or not _swaps(call) or (_masked_sp(call) and not ring_serves_pad(call)):
@@ -602,9 +608,7 @@ RULES: tuple[Rule, ...] = (
             "0.5.17": "USPAttention replicated-prefix/suffix path does not support ring "
             "parallelism yet."
         },
-        when=lambda call: (
-            _swaps(call) and call.ring > 1 and call.ulysses > 1 and call.prefix + call.suffix > 0
-        ),
+        when=lambda call: _replicated_on_ring(call) and call.prefix + call.suffix > 0,
         because=lambda call: _ring(call) + _replicated(call),
         lines=_lines("0.5.17", 1028),
         fixes=(remedies.newer_release, remedies.ring_one, remedies.no_copies, remedies.extended),
@@ -618,9 +622,7 @@ RULES: tuple[Rule, ...] = (
             "0.5.17": "USPAttention replicated-kv-prefix path does not support ring parallelism "
             "yet."
         },
-        when=lambda call: (
-            _swaps(call) and call.ring > 1 and call.ulysses > 1 and call.kv_prefix > 0
-        ),
+        when=lambda call: _replicated_on_ring(call) and call.kv_prefix > 0,
         because=lambda call: _ring(call) + _replicated(call),
         lines=_lines("0.5.17", 1140),
         fixes=(remedies.newer_release, remedies.ring_one, remedies.no_copies, remedies.extended),
@@ -664,14 +666,7 @@ RULES: tuple[Rule, ...] = (
             "a": 0,
             "b": (call.kv_heads if call.kv_prefix else call.heads) // call.ulysses,
         },
-        when=lambda call: (
-            _swaps(call)
-            and not call.masked
-            and call.release == "0.5.16"
-            and call.ring > 1
-            and call.ulysses > 1
-            and call.replicated_modes > 0
-        ),
+        when=lambda call: _replicated_on_ring(call) and call.release == "0.5.16",
         raises=lambda call, position: position >= call.ulysses,
         because=lambda call: [*_ring(call), f"ulysses = {call.ulysses} > 1", *_replicated(call)],
         deliberate=False,

@@ -98,7 +98,7 @@ class Crash(End):
 
 @dataclass(frozen=True, slots=True)
 class Warning:
-    """Rows that come back wrong without a word.
+    """What a release does without a word: wrong rows, or a crash that it does not foresee.
 
     Attributes:
         id: Its name.
@@ -146,8 +146,11 @@ def crash(
 
 
 def warnings(scenario: Scenario, policy: Policy, release: str | None = None) -> tuple[Warning, ...]:
-    """Why the call, if it returns, gives wrong rows."""
-    if policy == "extended" or ending(scenario, release, policy) is not None:
+    """Why the call gives wrong rows, or that it crashes."""
+    end = ending(scenario, release, policy)
+    if isinstance(end, Crash):
+        return (Warning(end.rule, f"Crashes with {end.cls}: {end.message} ({end.entry.reason})"),)
+    if policy == "extended" or end is not None:
         return ()
     call = Call(scenario, release or scenario.release, policy == "unguarded")
     if behaviour.is_right(call):
@@ -164,6 +167,18 @@ def predict(scenario: Scenario) -> Prediction:
         return "verified"
     call = Call(scenario, scenario.release, scenario.policy == "unguarded")
     return "verified" if behaviour.is_right(call) else "wrong"
+
+
+def about(rule: str) -> Rule:
+    """All that is known of a rule: reason, who meets it, what to check, how to prevent it.
+
+    Raises:
+        KeyError: There is no such rule.
+    """
+    found = next((entry for entry in RULES if entry.id == rule), None)
+    if found is None:
+        raise KeyError(f"no rule {rule!r}; there are {', '.join(sorted({r.id for r in RULES}))}")
+    return found
 
 
 def _first(call: Call) -> Rule | None:

@@ -220,13 +220,25 @@ def _failure(scenario: Scenario, report: RunReport) -> tuple[Outcome, Problem]:
         for rank in report.ranks
         if rank.failure and (rank.failure.name, rank.failure.message) == (name, message)
     ]
-    refusal = rules.refusal(scenario, policy=scenario.policy)
-    known = refusal is not None and (refusal.cls, refusal.message) == (name, message)
-    if len(alike) == len(report.ranks) and (known or name in DELIBERATE):
-        details = refusal.details() if known and refusal else {"source": first.failure.source}
-        rule = refusal.rule if known and refusal else None
-        return "refused", Problem(name, message, tuple(alike), rule, details)
+    end = rules.ending(scenario, policy=scenario.policy)
+    if end is not None and _as_foretold(end, report):
+        ranks = tuple(rank.rank for rank in report.ranks if rank.failure)
+        if isinstance(end, rules.Refusal):
+            return "refused", Problem(end.cls, end.message, ranks, end.rule, end.details())
+        return "crashed", Problem(end.cls, end.message, ranks, end.rule, end.details(), where)
+    if len(alike) == len(report.ranks) and name in DELIBERATE:
+        source = {"source": first.failure.source}
+        return "refused", Problem(name, message, tuple(alike), details=source)
     return "crashed", Problem(name, message, tuple(alike), where=where)
+
+
+def _as_foretold(end: rules.Refusal | rules.Crash, report: RunReport) -> bool:
+    """Whether each rank raised what the rules say of it; messages may name the rank."""
+    return all(
+        (rank.failure and (rank.failure.name, rank.failure.message))
+        == (message and (end.cls, message))
+        for rank, message in zip(report.ranks, end.messages, strict=True)
+    )
 
 
 def _misshapen(scenario: Scenario, outs: Mapping[int, NDArray[Any]]) -> Problem | None:
