@@ -25,6 +25,9 @@ Handler = Callable[[argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process's exit code."""
+    out: Any = sys.stdout
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="replace")  # a terminal without · and ✓ shows the rest
     arguments = _parser().parse_args(argv)
     handler: Handler = arguments.handler
     try:
@@ -129,8 +132,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     else:
         from usp_viz.views.text import frames_text, summary_text
 
-        for part in frames_text(trace, scenario) if arguments.frames else (
-            summary_text(trace, scenario),
+        for part in (
+            frames_text(trace, scenario) if arguments.frames else (summary_text(trace, scenario),)
         ):
             print(part)
     return 0
@@ -234,7 +237,7 @@ def _load(source: str, arguments: argparse.Namespace) -> Scenario:
 
 
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, ensure_ascii=False, allow_nan=False), flush=True)
+    print(json.dumps(data, allow_nan=False), flush=True)
 
 
 def _complain(text: str) -> None:
@@ -308,7 +311,9 @@ def _parser() -> argparse.ArgumentParser:
     asks(sub)
     command("scenarios", _scenarios, "list the bundled scenarios")
     sub = command("schema", _schema, "print the JSON Schema of a format", as_json=False)
-    sub.add_argument("which", nargs="?", default="scenario", choices=("scenario", "trace", "result"))
+    sub.add_argument(
+        "which", nargs="?", default="scenario", choices=("scenario", "trace", "result")
+    )
     command("doctor", _doctor, "say what this machine has and lacks")
     sub = command("ui", _ui, "serve the page on this machine", as_json=False)
     sub.add_argument("--port", type=int, default=7860, help="0 picks a free one (default: 7860)")

@@ -14,7 +14,7 @@ try:
     code = main(sys.argv[1:])
 except SystemExit as stop:
     code = stop.code
-heavy = {"torch", "gradio", "plotly", "pandas"} & set(sys.modules)
+heavy = {"torch", "gradio", "plotly", "pandas", "networkx"} & set(sys.modules)
 sys.exit(f"loaded {sorted(heavy)}" if heavy else code)
 """
 
