@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 
 import numpy as np
 import torch
@@ -44,6 +45,13 @@ def raise_everywhere(ctx, communicate_first):
     if communicate_first:
         _sum(ctx.rank)
     raise NotImplementedError("Not on any rank yet.")
+
+
+def raise_between_groups(ctx, payload):
+    """Rank 0 has made a group that the others have not; nobody has communicated."""
+    if ctx.rank == 0:
+        ctx.groups([(0,)])
+    raise ValueError("out of step")
 
 
 def raise_on_one(ctx, bad):
@@ -117,6 +125,18 @@ def answer_with(ctx, what):
 
 def emit_tensor(ctx, payload):
     ctx.emit(torch.ones(2))
+
+
+def emit_from_threads(ctx, count):
+    def work(letter):
+        for number in range(count):
+            ctx.emit((letter, number))
+
+    threads = [threading.Thread(target=work, args=(letter,)) for letter in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def emit_large(ctx, size):

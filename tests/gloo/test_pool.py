@@ -158,6 +158,13 @@ def test_a_message_in_flight_never_reaches_the_next_run(pool):
     assert not set(pids(go(pool, "nothing"))) & set(pids(report))
 
 
+def test_groups_that_not_all_ranks_have_made_are_forgotten(pool):
+    report = go(pool, "raise_between_groups")
+    assert not report.ok
+    sums = [sums for sums, _ in values(go(pool, "groups", [(0,), (0, 1), (2, 3)]))]
+    assert sums == [[0.0, 1.0, None], [None, 1.0, None], [None, None, 5.0], [None, None, 5.0]]
+
+
 def test_a_raise_on_one_rank_leaves_the_others_hung(pool):
     report = go(pool, "raise_on_one", 2)
     assert statuses(report) == ["hung", "hung", "raised", "hung"]
@@ -240,6 +247,13 @@ def test_a_message_that_cannot_leave_its_rank(pool):
     report = go(pool, "emit_tensor")
     assert statuses(report) == ["raised"] * 4
     assert all("torch" in rank.failure.message for rank in report.ranks)
+
+
+def test_messages_of_several_threads_do_not_mix(pool):
+    count = 2000
+    for rank in go(pool, "emit_from_threads", count).ranks:
+        for letter in "ab":
+            assert [n for name, n in rank.messages if name == letter] == list(range(count))
 
 
 def test_large_messages_arrive_while_the_ranks_run(pool):

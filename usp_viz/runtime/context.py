@@ -71,6 +71,11 @@ class RankContext:
             raise ValueError(f"rank {self.rank} is no member of group {tuple(ranks)}")
         return group
 
+    @property
+    def groups_made(self) -> int:
+        """How many groups this rank has made or seen made."""
+        return len(self._groups)
+
     def operations(self) -> int | None:
         """How many collectives, sends and receives this rank has begun; None where unknown."""
         if self.backend != "gloo":

@@ -30,7 +30,7 @@ def live(sock: socket.socket, store_fd: int, rank: int, world: int, device: str)
         store = FileStore(f"/proc/self/fd/{store_fd}", world)
         ctx = context.join(store, rank, world, device, local_rank=rank, local_world=world)
     except BaseException as error:
-        channel.send(("raised", Failure.of(error), False))
+        channel.send(("raised", Failure.of(error), None))
         return
     channel.send(("ready",))
     while True:
@@ -45,11 +45,11 @@ def _answer(ctx: context.RankContext, entry: str, payload: Any, channel: Channel
     """Run one job; returns the frame that says how it ended."""
     before = ctx.operations()
 
-    def quiet() -> bool:
-        return before is not None and ctx.operations() == before
+    def untouched() -> int | None:
+        return ctx.groups_made if before is not None and ctx.operations() == before else None
 
     try:
         value = ctx.run(entry, payload, lambda message: channel.send(("message", message)))
-        return encode(("ok", value, quiet()))
+        return encode(("ok", value, untouched()))
     except BaseException as error:  # SystemExit, too: it ends the job, not the rank
-        return encode(("raised", Failure.of(error), quiet()))
+        return encode(("raised", Failure.of(error), untouched()))

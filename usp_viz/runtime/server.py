@@ -143,20 +143,20 @@ class ForkServer:
         """The zygote has ended, and the kernel has killed its ranks."""
         self.alive = False
         self._stop()
-        ranks = [rank for world in self._worlds.values() for rank in world.ranks]
-        if any(rank.pid is None for rank in ranks):
+        wanted = [world for world in self._worlds.values() if not world.killed]
+        if any(rank.pid is None for world in wanted for rank in world.ranks):
             raise RuntimeError(
                 "the fork server ended before it had forked the ranks, with code "
                 f"{self._process.returncode}; what it said is on stderr"
             )
-        for rank in ranks:
-            if rank.exit is None:
-                rank.exit = -signal.SIGKILL
+        for world in self._worlds.values():
+            for rank in world.ranks:
+                if rank.exit is None:
+                    rank.exit = -signal.SIGKILL
 
     def _disconnect(self) -> None:
         for world in self._worlds.values():
-            for rank in world.ranks:
-                rank.disconnect()
+            world.disconnect()
 
 
 def _stop(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:

@@ -10,6 +10,7 @@ import io
 import pickle
 import socket
 import struct
+import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -34,6 +35,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._writing = threading.Lock()
         self._parts = _frame()
         self._missing = memoryview(b"")
 
@@ -51,9 +53,10 @@ class Channel:
         self.write(encode(value))
 
     def write(self, frame: list[Buffer]) -> None:
-        """Send an encoded frame."""
-        for part in frame:
-            self._sock.sendall(part)
+        """Send an encoded frame; frames of several threads do not mix."""
+        with self._writing:
+            for part in frame:
+                self._sock.sendall(part)
 
     def receive(self) -> Any:
         """The next object, waiting for it.

@@ -24,7 +24,8 @@ class Rank:
         exit: Its exit code, once it has ended.
         ready: Whether it has joined the world.
         status: How the job at hand ended here, None while it runs.
-        quiet: Whether it is known to have begun no communication in the job at hand.
+        untouched: How many groups it had made when the job at hand ended, if it is known to have
+            begun no communication in it; else None.
     """
 
     def __init__(self, rank: int) -> None:
@@ -39,7 +40,7 @@ class Rank:
         """Forget the last job."""
         self.status: Status | None = None
         self.ended = 0.0
-        self.quiet = False
+        self.untouched: int | None = None
         self._value: Any = None
         self._failure: Failure | None = None
         self._messages: list[Any] = []
@@ -86,7 +87,7 @@ class Rank:
         elif kind == "message":
             self._messages += rest
         elif self.status is None:
-            result, self.quiet = rest
+            result, self.untouched = rest
             if kind == "ok":
                 self._value = result
             else:
@@ -181,13 +182,14 @@ class World:
     def reusable(self) -> bool:
         """Whether another job can run here: no message of this one can meet one of the next.
 
-        Every rank is alive and has answered, and either all returned, or none had begun to
-        communicate when one raised.
+        Every rank is alive and has answered, and either all returned or, when one raised, none had
+        begun to communicate and all had made the same groups.
         """
         statuses = {rank.status for rank in self.ranks}
+        groups = {rank.untouched for rank in self.ranks}
         return self.alive and (
             statuses == {"ok"}
-            or (statuses <= {"ok", "raised"} and all(rank.quiet for rank in self.ranks))
+            or (statuses <= {"ok", "raised"} and len(groups) == 1 and None not in groups)
         )
 
     def start(self, frame: list[Buffer]) -> None:

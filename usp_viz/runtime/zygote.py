@@ -5,9 +5,9 @@ threads hangs. It is not `multiprocessing.forkserver`, which runs the user's mai
 swallows what goes wrong in a preload.
 
 Control packets are JSON arrays. In: ``["fork", world, size, device]``, ``["kill", world]``.
-Out: ``["failed", module, missing, traceback]``; ``["rank", world, rank, pid]`` with
-the caller's end of that rank's socket pair; ``["exit", world, rank, code]``;
-``["stuck", world, why]`` when the machine lets us fork no more.
+Out: ``["failed", module, missing, traceback]``; ``["rank", world, rank, pid]`` with the caller's
+end of that rank's socket pair; ``["exit", world, rank, code]``; ``["stuck", world, why]`` when the
+machine lets us fork no more.
 
 However the caller ends, its end of the control socket closes: every rank is then killed and reaped.
 The ranks have asked the kernel to be killed when the fork server is.
@@ -100,8 +100,8 @@ class _Zygote:
             _send(self._control, ["exit", *self._ranks.pop(pid), code])
 
     def _fork(self, world: int, size: int, device: str) -> None:
+        store_fd = os.memfd_create("usp-viz-store")
         try:
-            store_fd = os.memfd_create("usp-viz-store")
             for rank in range(size):
                 callers, own = socket.socketpair()
                 with callers, own:
@@ -111,11 +111,12 @@ class _Zygote:
                         self._become_rank(own, store_fd, rank, size, device)
                     self._ranks[pid] = (world, rank)
                     _send(self._control, ["rank", world, rank, pid], callers.fileno())
-            os.close(store_fd)
         except GONE:
             raise
         except OSError as error:
             _send(self._control, ["stuck", world, str(error)])
+        finally:
+            os.close(store_fd)
 
     def _become_rank(self, own: socket.socket, store_fd: int, rank: int, *rest: Any) -> NoReturn:
         code = 1
