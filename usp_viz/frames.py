@@ -269,25 +269,22 @@ def narrate(stage: str, events: Sequence[Event], ranks: int, next_hop: str | Non
             "Ranks that had a partial output merge the new one into it, weighted by log-sum-exp, "
             "so that the softmax over all keys met so far is exact."
         )
-    sentence = _hop_sentence(stage, len(busy), ranks)
+    travels = ""
     if "send" in ops:
-        where = f" for {next_hop}" if next_hop else ""
-        return f"{sentence[:-1]}, while that KV already travels on{where}."
-    return sentence
+        travels = ", while that KV already travels on" + (f" for {next_hop}" if next_hop else "")
+    return _hop_sentence(stage, len(busy), ranks, travels)
 
 
-def _hop_sentence(stage: str, busy: int, ranks: int) -> str:
+def _hop_sentence(stage: str, busy: int, ranks: int, travels: str) -> str:
     distance = stage.removeprefix("hop ")
-    here = (
-        "the keys it holds"
-        if distance == "0"
-        else f"the keys that started {distance} ring position{'s' * (distance != '1')} back"
-    )
+    back = f"the keys that started {distance} ring position{'s' * (distance != '1')} back"
     if not busy:
-        return f"Nobody may see anything of {here.replace('it holds', 'at hand')}."
+        keys = "the keys at hand" if distance == "0" else back
+        return f"Nobody may see anything of {keys}{travels}."
     if busy == ranks:
-        return f"Each rank attends to {here}."
+        return f"Each rank attends to {'the keys it holds' if distance == '0' else back}{travels}."
+    verb, own = ("attends", "the keys it holds") if busy == 1 else ("attend", "the keys they hold")
     return (
-        f"{busy} of {ranks} ranks attend to {here.replace('it holds', 'they hold')}; "
-        "for the others the mask leaves nothing here."
+        f"{busy} of {ranks} ranks {verb} to {own if distance == '0' else back}{travels}; "
+        f"the other{'s have' if ranks - busy > 1 else ' has'} nothing to see there."
     )
