@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
+import gradio as gr
+
 from usp_viz.errors import MissingRequirement
 from usp_viz.ui.page import build
 
 demo = build()
 
-if __name__ == "__main__":
+if __name__ == "__main__" and gr.NO_RELOAD:  # `gradio app.py` runs this file again and again
     from usp_viz.ui.serve import serve
 
     parser = argparse.ArgumentParser(description="Serve the USP Viz page on this machine.")

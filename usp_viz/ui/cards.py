@@ -11,7 +11,7 @@ from usp_viz.views.verdict import MARKS, gist, pairs_text, rank_bars, trace_text
 if TYPE_CHECKING:
     from usp_viz.runtime.result import Run
 
-BAR = 10
+BAR = 8
 """Characters of a rank's bar: three columns have to fit a small laptop."""
 
 
@@ -22,7 +22,7 @@ class Card:
     Attributes:
         verdict: The outcome, with its mark.
         message: The exception word for word, why, and ways out; or how far off the outputs are.
-        ranks: One bar of error a rank.
+        ranks: One bar of error a rank; without numbers, how each ended.
         evidence: Pair ledger, trace, warnings, time.
     """
 
@@ -34,7 +34,7 @@ class Card:
     @staticmethod
     def of(run: Run) -> Card:
         """What a run showed."""
-        bars = rank_bars(run.accuracy, BAR) if run.accuracy else _where(run)
+        bars = rank_bars(run.accuracy, BAR) if run.accuracy else _ends(run)
         return Card(
             _verdict(run.outcome),
             "\n".join([gist(run), *(_reasons(run.problem.to_json()) if run.problem else ())]),
@@ -64,14 +64,17 @@ def _verdict(outcome: str) -> str:
 
 def _reasons(error: Mapping[str, Any]) -> Iterator[str]:
     if error.get("because"):
-        yield "\nBecause " + ", ".join(error["because"]) + "."
+        yield "\nBecause " + "; ".join(error["because"]) + "."
     for n, fix in enumerate(error.get("fixes", ())):
         yield ("\nWays out:\n" if not n else "") + f"{n + 1}. {fix['title']}"
 
 
-def _where(run: Run) -> Iterator[str]:
-    if run.problem:
+def _ends(run: Run) -> Iterator[str]:
+    """How each rank of a run without numbers ended."""
+    if run.problem and run.problem.where:
         yield from map(str, run.problem.where)
+    elif run.problem:
+        yield from (f"rank {rank} raised it" for rank in run.problem.ranks)
 
 
 def _evidence(run: Run) -> Iterator[str]:

@@ -50,7 +50,7 @@ def serve(port: int | None = None, host: str | None = None, page: gr.Blocks | No
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        _launch(page, _free_port(host) if port == 0 else port, host)
+        _launch(page, port, host)
         print(f"USP Viz: {page.local_url} (Ctrl-C ends it)", flush=True)
         stop.wait()
     finally:
@@ -60,16 +60,22 @@ def serve(port: int | None = None, host: str | None = None, page: gr.Blocks | No
 
 
 def _launch(page: gr.Blocks, port: int | None, host: str | None) -> None:
+    if host and ":" in host:
+        host = f"[{host.strip('[]')}]"
     try:
-        page.launch(server_port=port, server_name=host, prevent_thread_lock=True, **LAUNCH)
-    except OSError as error:
+        number = _free_port(host) if port == 0 else port
+        page.launch(server_port=number, server_name=host, prevent_thread_lock=True, **LAUNCH)
+    except (OSError, OverflowError):
         raise MissingRequirement(
-            f"port {port} of {host or 'this machine'} cannot be served: {error}",
-            "Use --port 0, which picks a free one.",
+            f"Port {port} of {host or 'this machine'} cannot be served: the port is taken, or no "
+            "port, or the host is another machine",
+            "Use --port 0, which picks a free one, and --host only for an address of this machine.",
         ) from None
 
 
 def _free_port(host: str | None) -> int:
-    with socket.socket() as probe:
-        probe.bind((host or "127.0.0.1", 0))
+    name = (host or "127.0.0.1").strip("[]")
+    family, kind, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.bind(address)
         return probe.getsockname()[1]
