@@ -109,7 +109,7 @@ def test_the_corners_of_the_format_have_values_of_their_own() -> None:
     assert len(np.unique(first)) == 4 * 4096 * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenarios(), st.data())
 def test_rows_are_the_same_whoever_asks_for_them(s: Scenario, data: Any) -> None:
     """In any order, any number of times, and on any mesh."""

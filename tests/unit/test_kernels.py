@@ -197,7 +197,7 @@ def test_strided_views_give_what_copies_give(dtype) -> None:
         check(*view, mask=mask)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_small_block(data) -> None:
     kv_heads = data.draw(st.integers(1, 3))

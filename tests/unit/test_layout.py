@@ -108,7 +108,7 @@ def test_replicated_rows_surround_the_shards() -> None:
     assert ids(order.replicated_keys).tolist() == [0, 1, 2, 3, 4, 9]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scenarios(max_ranks=12, max_rows=60))
 def test_every_row_lies_on_exactly_one_position(s: Scenario) -> None:
     layout = Layout.of(s)
@@ -125,7 +125,7 @@ def test_every_row_lies_on_exactly_one_position(s: Scenario) -> None:
         assert ids(gathered).tolist() == sorted(ids(gathered).tolist()), "the mask relies on it"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scenarios(max_ranks=8, max_rows=64))
 def test_layouts_by_their_definition(s: Scenario) -> None:
     """Which ring position a row belongs to, row by row, as the contract says it."""

@@ -78,7 +78,7 @@ def test_masks_in_a_list_are_anded() -> None:
 SMALL = scenarios(max_ranks=6, max_rows=14)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SMALL)
 def test_every_element_is_as_the_contract_says(s: Scenario) -> None:
     oracle, visibility = Oracle(s), Visibility.of(s)
@@ -89,7 +89,7 @@ def test_every_element_is_as_the_contract_says(s: Scenario) -> None:
         assert visibility.is_valid(every, b).tolist() == valid
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SMALL, st.data())
 def test_any_part_of_the_matrix_can_be_asked_for(s: Scenario, data: Any) -> None:
     visibility = Visibility.of(s)
@@ -100,7 +100,7 @@ def test_any_part_of_the_matrix_can_be_asked_for(s: Scenario, data: Any) -> None
     assert np.array_equal(visibility.allowed(q, k, 0), whole[np.ix_(q, k)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SMALL)
 def test_unmasked_means_that_everybody_sees_everybody(s: Scenario) -> None:
     oracle, unmasked = Oracle(s), Visibility.of(s).unmasked
@@ -113,7 +113,7 @@ def test_unmasked_means_that_everybody_sees_everybody(s: Scenario) -> None:
 # -- by interval and by block --------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(scenarios(max_ranks=6, max_rows=14, dense=False))
 def test_one_interval_says_what_a_query_sees(s: Scenario) -> None:
     oracle, visibility = Oracle(s), Visibility.of(s)
@@ -131,7 +131,7 @@ def test_one_interval_says_what_a_query_sees(s: Scenario) -> None:
             assert said == row
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(SMALL)
 def test_blocks_count_what_is_left_of_them(s: Scenario) -> None:
     oracle, visibility, layout = Oracle(s), Visibility.of(s), Layout.of(s)

@@ -40,7 +40,7 @@ def pairs_of(piece: BlockPiece) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("tile", [1, 3, 256])
 def test_each_allowed_pair_lies_in_exactly_one_piece(tile: int) -> None:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(scenarios(max_ranks=6, max_rows=24))
     def check(s: Scenario) -> None:
         oracle, visibility, layout = Oracle(s), Visibility.of(s), Layout.of(s)

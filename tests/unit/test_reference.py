@@ -47,7 +47,7 @@ def by_loops(s: Scenario) -> np.ndarray:
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenarios(max_ranks=4, max_rows=8))
 def test_any_scenario(s: Scenario) -> None:
     right = by_loops(s)

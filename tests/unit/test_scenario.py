@@ -293,7 +293,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(Scenario.parse({}).dotted())), ANYTHING)
 def test_whatever_stands_at_a_key_is_legal_or_refused(key: str, value: Any) -> None:
     for mapping in (set_dotted({}, {key: value}), {"attention": {"mask": [value, value]}}):
@@ -471,7 +471,7 @@ def test_defaults_that_depend_on_others() -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenarios(policies=("sglang", "unguarded", "extended")), TEXT, TEXT)
 def test_yaml_json_and_dotted_pairs_say_the_same(s: Scenario, title: str, more: str) -> None:
     s = s.set({"title": title, "description": more, "expect": {"outcome": "verified"}})
@@ -491,7 +491,7 @@ def test_yaml_json_and_dotted_pairs_say_the_same(s: Scenario, title: str, more: 
     assert Scenario.parse(set_dotted({}, parse_sets(pairs))).normalised() == said
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(mappings(), st.randoms(use_true_random=False))
 def test_the_order_of_keys_and_written_out_defaults_do_not_matter(
     mapping: Any, random: Any
@@ -509,7 +509,7 @@ def test_the_order_of_keys_and_written_out_defaults_do_not_matter(
     assert Scenario.parse(s.as_written()) == s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenarios())
 def test_what_was_not_written_stays_unwritten(s: Scenario) -> None:
     """A set key changes that key alone, and what depends on it by default."""
