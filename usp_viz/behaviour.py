@@ -7,16 +7,17 @@ run on gloo ranks; only FlashAttention's kernel was replaced there, by its defin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from usp_viz.calls import Call
 from usp_viz.rule_table import prefix_serves_mask, ring_serves_pad
-from usp_viz.scenario import Policy, Scenario
+from usp_viz.scenario import Dense, Policy, Scenario, Window
 
 Part = Literal["kv_prefix", "prefix", "rows", "suffix"]
-COUNTED = 2048
+COUNTED = 768
 """Up to this many rows `is_right` counts pairs; beyond, a reason for doubt is enough."""
 
 
@@ -203,7 +204,7 @@ def _doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             "causal-ring-replicated",
             f"causal + ring with replicated rows is silently wrong in release {release}: {text}.",
         )
-    if call.causal and found.causal == "off":
+    if call.causal and found.causal == "off" and not _backward_window(call):
         yield (
             "causal-dropped",
             f"The masked path of release {release} ignores the causal flag: rows see later keys.",
@@ -214,7 +215,7 @@ def _doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             f"SDPA in release {release} aligns the causal triangle on the first key: with more "
             "keys than queries, rows see too few.",
         )
-    if found.causal != "off" and call.scenario.tokens.layout != "contiguous" and not call.skip:
+    if found.causal != "off" and _reordered(call) and not call.skip:
         yield (
             "layout-causal",
             f"sglang takes the {call.scenario.tokens.layout} layout for contiguous: the causal "
@@ -229,6 +230,24 @@ def _doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             "float32-merge",
             f"Release {release} merges hops in float32: float64 keeps about 7 digits.",
         )
+
+
+def _reordered(call: Call) -> bool:
+    """Whether gathered rows are out of order."""
+    return call.scenario.tokens.layout != "contiguous" and call.ring > 1
+
+
+def _backward_window(call: Call) -> bool:
+    """Whether a window that is honoured hides all later rows by itself."""
+    windows = [m.window for m in call.scenario.attention.mask if isinstance(m, Window)]
+    return any(w.right == 0 for w in windows) and not call.replicated_modes
+
+
+def _may_see_nothing(call: Call) -> bool:
+    """Only a dense mask can hide a valid query's own key; a thin one, all of them."""
+    dense = [m.dense for m in call.scenario.attention.mask if isinstance(m, Dense)]
+    share = math.prod(mask.density for mask in dense)
+    return bool(dense) and share * call.scenario.tokens.total < 64
 
 
 def _copy_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
@@ -261,7 +280,8 @@ def _copy_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
 def _mask_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
     total = call.scenario.tokens.total
     ignored = call.usp and found.mask == "none" and found.ring != "real"
-    if ignored and call.pad is not None and call.pad[0] < call.pad[1]:
+    unseen_tail = call.world == 1 and found.causal != "off"
+    if ignored and call.pad is not None and call.pad[0] < call.pad[1] - total * unseen_tail:
         yield (
             "metadata-ignored",
             "Pad metadata counts only under sequence parallelism: here padding is attended.",
@@ -272,7 +292,7 @@ def _mask_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             "The ring-aware path takes the start of a gap for the end of the sequence: rows behind "
             "it come out as zeros, their keys are missing.",
         )
-    if found.span is not None and call.scenario.tokens.layout != "contiguous":
+    if found.span is not None and _reordered(call):
         yield (
             "layout-pad",
             f"sglang takes the {call.scenario.tokens.layout} layout for contiguous: the metadata "
@@ -283,7 +303,7 @@ def _mask_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
             "metadata-shifted",
             "The metadata masks places of the gathered tensor, which holds other rows there.",
         )
-    if found.unseen in ("mean", "all") and found.mask == "pairs":
+    if found.mask == "pairs" and _may_see_nothing(call):
         yield (
             "unseen-mean",
             "A query whose keys are all masked comes out as the mean of all values, not as zero.",

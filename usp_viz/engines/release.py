@@ -29,7 +29,8 @@ def run_rank(context: RankContext, scenario: Scenario) -> RankResult:
     from usp_viz.attention.comm import Comm
     from usp_viz.attention.ids import IdAttention, IdRecorder, K, Q, V, names
     from usp_viz.attention.local import KernelAttention
-    from usp_viz.attention.sglang import NarrowAttention, Program, sglang_attention
+    from usp_viz.attention.program import Program
+    from usp_viz.attention.sglang import NarrowAttention, sglang_attention
     from usp_viz.attention.timing import TimeRecorder
     from usp_viz.layout import ids
 
