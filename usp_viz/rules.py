@@ -187,11 +187,12 @@ def _first(call: Call) -> Rule | None:
 
 def _working(rule: Rule, call: Call) -> Iterator[Fix]:
     """Of each kind of fix the first that gives a valid scenario which runs and is right."""
-    known: set[str] = set()
+    known: list[Fix] = []
     for remedy in rule.fixes:
         for fix in remedy(call):
-            if fix.set and fix.id not in known and _runs(call, fix):
-                known.add(fix.id)
+            new = fix.set and all(fix.id != old.id and fix.set != old.set for old in known)
+            if new and _runs(call, fix):
+                known.append(fix)
                 yield fix
 
 

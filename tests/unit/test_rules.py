@@ -576,6 +576,7 @@ def test_every_fix_is_valid_and_runs(s: Scenario) -> None:
     assert found is not None
     assert found.fixes, "there is always a way"
     assert len({fix.id for fix in found.fixes}) == len(found.fixes)
+    assert len({repr(fix.set) for fix in found.fixes}) == len(found.fixes)
     for fix in found.fixes:
         changed = s.set({"policy": "sglang"} | fix.set)  # raises if it is not valid
         assert rules.predict(changed) == "verified", fix

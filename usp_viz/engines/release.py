@@ -57,7 +57,7 @@ def run_rank(context: RankContext, scenario: Scenario) -> RankResult:
     comm = Comm(program.mesh, rank, ulysses_group, ring_group, timer)
     dtype = getattr(torch, tensors.dtype)
     q, k, v = (
-        torch.from_numpy(data).to(context.device, dtype)
+        torch.tensor(data, device=context.device, dtype=dtype)
         for data in (
             inputs.make(scenario, "q", ids(own_q)),
             inputs.make(scenario, "k", ids(own_k)),
