@@ -243,6 +243,12 @@ def _backward_window(call: Call) -> bool:
     return any(w.right == 0 for w in windows) and not call.replicated_modes
 
 
+def _behind(call: Call, found: Behaviour) -> bool:
+    """Whether causal order alone keeps every row from the padding behind it."""
+    tail = call.pad is not None and call.pad[1] == call.scenario.tokens.total
+    return tail and call.world == 1 and found.causal != "off" and not call.suffix
+
+
 def _may_see_nothing(call: Call) -> bool:
     """Only a dense mask can hide a valid query's own key; a thin one, all of them."""
     dense = [m.dense for m in call.scenario.attention.mask if isinstance(m, Dense)]
@@ -280,8 +286,7 @@ def _copy_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
 def _mask_doubts(call: Call, found: Behaviour) -> Iterator[tuple[str, str]]:
     total = call.scenario.tokens.total
     ignored = call.usp and found.mask == "none" and found.ring != "real"
-    unseen_tail = call.world == 1 and found.causal != "off"
-    if ignored and call.pad is not None and call.pad[0] < call.pad[1] - total * unseen_tail:
+    if ignored and call.pad is not None and call.pad[0] < call.pad[1] and not _behind(call, found):
         yield (
             "metadata-ignored",
             "Pad metadata counts only under sequence parallelism: here padding is attended.",

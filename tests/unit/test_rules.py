@@ -702,6 +702,12 @@ WARNINGS: list[tuple[str, Scenario, Any]] = [
     ),
     ("metadata-ignored", scenario("2x1", SKIP, TAIL), "sglang"),
     (
+        "metadata-ignored",
+        scenario("1x1", CAUSAL, {"attention.mask": {"gap_pad": {"start": 2, "end": 3}}}),
+        "sglang",
+    ),
+    ("metadata-ignored", scenario("1x1", CAUSAL, TAIL, {"tokens.replicated.suffix": 1}), "sglang"),
+    (
         "documents-ignored",
         scenario("2x1", {"tokens.documents": [24, 24], "attention.seq_lens": [24, 24]}),
         "sglang",
