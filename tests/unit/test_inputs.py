@@ -147,6 +147,17 @@ def test_values_of_v_by_name() -> None:
     assert np.array_equal(v({"list": [5, 1, 2, -4, 8, 9, 7.5]}), everywhere(7.5, 5, -4))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("values", ["normal", "constant", "ramp", "outlier"])
+def test_arrays_are_their_owner_s(values: str, dtype: str) -> None:
+    """torch warns, on every rank's stderr, of an array that it may not write to."""
+    for heads in (1, 2):
+        s = scenario(heads=heads, head_dim=heads, values=values, dtype=dtype)
+        for name in ("q", "k", "v"):
+            made = make(s, name, every(s))
+            assert made.flags.writeable and made.flags.c_contiguous
+
+
 def test_outliers_are_one_row_of_v_and_one_channel_of_k() -> None:
     tokens = {"total": 8, "replicated": {"prefix": 2}}
     plain = scenario(head_dim=4, dtype="float64", tokens=tokens)

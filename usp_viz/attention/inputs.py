@@ -30,13 +30,12 @@ def make(scenario: Scenario, tensor: Literal["q", "k", "v"], rows: Ids) -> Float
     heads = scenario.tensors.heads if tensor == "q" else scenario.kv_heads
     values = scenario.tensors.values
     order = Layout.of(scenario).order
-    shape = (batch, len(rows), heads, dim)
     if tensor == "v" and values != "normal" and values != "outlier":
         if isinstance(values, ValueList):
             per_row = np.asarray(values.list, np.float64)[rows]
         else:
             per_row = np.ones(len(rows)) if values == "constant" else rows.astype(np.float64)
-        return rounded(np.broadcast_to(per_row[None, :, None, None], shape), scenario)
+        return rounded(np.tile(per_row[None, :, None, None], (batch, 1, heads, dim)), scenario)
     data = _normal(scenario.run.seed, _STREAMS[tensor], rows, batch, heads, dim)
     if values == "outlier":
         if tensor == "v":
