@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from usp_viz.layout import Rows, Spans, spans
-from usp_viz.trace import Event, Trace, union
+from usp_viz.spans import union
+from usp_viz.trace import Event, Trace
 
 Heads = tuple[int, int]
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from usp_viz.layout import Layout, Rows, Spans, count, merge_spans, spans
+from usp_viz.layout import Layout, Rows, Spans, count
 from usp_viz.mask import Block, Visibility
 from usp_viz.mesh import Mesh, head_split, kv_heads_of
 from usp_viz.scenario import ITEMSIZE
-from usp_viz.trace import Event, Trace, union
+from usp_viz.spans import SpanMaker
+from usp_viz.trace import Event, Trace
 
 if TYPE_CHECKING:
     from usp_viz.scenario import Scenario
@@ -100,7 +101,7 @@ class Plan:
     _blocks: dict[tuple[int, int], Block] = field(
         default_factory=dict[tuple[int, int], Block], repr=False
     )
-    _spans: _Spans = field(default_factory=lambda: _Spans(), repr=False)
+    _spans: SpanMaker = field(default_factory=SpanMaker, repr=False)
 
     @cached_property
     def trace(self) -> Trace:
@@ -346,48 +347,3 @@ def _counted(
 
 def _pair(heads: range) -> Heads:
     return heads.start, heads.stop
-
-
-class _Spans:
-    """`layout.spans` for many rows of few stripes.
-
-    A striped shard is as many spans as it has rows, and all ranks and hops share the stripes: each
-    stripe's spans are made once, any stretch of it is a slice, and equal rows give the same tuple.
-    """
-
-    def __init__(self) -> None:
-        self._stripes: dict[tuple[int, int], Spans] = {}
-        self._made: dict[Rows, Spans] = {}
-
-    def __call__(self, rows: Rows) -> Spans:
-        if all(run.step == 1 for run in rows):
-            return spans(rows)
-        if rows not in self._made:
-            self._made[rows] = self._make(rows)
-        return self._made[rows]
-
-    def _make(self, rows: Rows) -> Spans:
-        stretches: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        whole: list[tuple[int, int]] = []
-        for run in rows:
-            if run.step == 1:
-                whole.append((run.start, run.stop))
-            else:
-                index, first = divmod(run.start, run.step)
-                stretches.setdefault((first, run.step), []).append((index, index + len(run)))
-        parts: list[Spans] = [(span,) for span in merge_spans(whole)]
-        for stripe, indices in stretches.items():
-            merged = merge_spans(indices)
-            table = self._stripe(stripe, merged[-1][1])
-            parts += [table[a:b] for a, b in merged]
-        return union(parts)
-
-    def _stripe(self, stripe: tuple[int, int], length: int) -> Spans:
-        """The single rows of a stripe; at least `length` of them."""
-        table = self._stripes.get(stripe, ())
-        if len(table) < length:
-            first, step = stripe
-            row_ids = range(first, first + step * (1 << (length - 1).bit_length()), step)
-            table = tuple(zip(row_ids, (row + 1 for row in row_ids), strict=True))
-            self._stripes[stripe] = table
-        return table

@@ -22,7 +22,8 @@ from usp_viz.mesh import Mesh
 from usp_viz.plan import Maker, Plan, Tensors
 from usp_viz.rules import Refusal, ending
 from usp_viz.scenario import Scenario
-from usp_viz.trace import Event, union
+from usp_viz.spans import union
+from usp_viz.trace import Event
 
 
 def release_plan(scenario: Scenario) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any
 
 from usp_viz.runtime.result_schema import result_schema
 from usp_viz.scenario import json_schema
-from usp_viz.trace import trace_schema
+from usp_viz.trace_schema import trace_schema
 
 FOLDER = Path(__file__).parent / "assets" / "schemas"
 

@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, zip_longest
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from usp_viz.layout import Order, Spans, merge_spans
+from usp_viz.layout import Order, Spans
 
 TRACE_VERSION = 1
 OPS = ("place", "all_to_all", "send", "attend", "merge", "output", "raise")
@@ -321,14 +321,6 @@ def describe(event: Event) -> str:
     return f"{event.op} of {event.tensor}, {ranks}"
 
 
-def union(parts: Iterable[Spans]) -> Spans:
-    """`layout.merge_spans` of spans that are sorted and disjoint already: often a mere chain."""
-    some = sorted((part for part in parts if part), key=lambda part: part[0])
-    joined = chain.from_iterable(some)
-    apart = all(a[-1][1] < b[0][0] for a, b in pairwise(some))
-    return tuple(joined) if apart else merge_spans(joined)
-
-
 def spans_text(spans: Spans, limit: int = 6) -> str:
     """Rows for people: ``[0, 12) [24, 36)``, with the rest counted beyond `limit` spans."""
     shown = " ".join(f"[{a}, {b})" for a, b in spans[:limit])
@@ -358,48 +350,3 @@ def _hash(lines: Iterable[str]) -> str:
         digest.update(line.encode())
         digest.update(b"\n")
     return "sha256:" + digest.hexdigest()
-
-
-def trace_schema() -> dict[str, Any]:
-    """The published JSON Schema of `Trace.to_json`."""
-    natural = {"type": "integer", "minimum": 0}
-    span = {"type": "array", "prefixItems": [natural, natural], "minItems": 2, "maxItems": 2}
-    spans = {"type": "array", "items": span}
-    fields: dict[str, Any] = {
-        "step": natural,
-        "stage": {"type": "string"},
-        "op": {"enum": list(OPS)},
-        "src": natural,
-        "dst": natural,
-        "tensor": {"enum": list(TENSORS)},
-        "rows": spans,
-        "heads": span,
-        "bytes": natural,
-    }
-    parts = ("kv_prefix", "prefix", "rows", "suffix")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Trace",
-        "description": "What happens on the ranks; rows are half-open spans of whole-order ids.",
-        "type": "object",
-        "required": ["trace_version", "ranks", "stages", "events", "hash"],
-        "properties": {
-            "trace_version": {"const": TRACE_VERSION},
-            "ranks": {"type": "integer", "minimum": 1},
-            "order": {
-                "type": "object",
-                "required": list(parts),
-                "properties": dict.fromkeys(parts, span),
-            },
-            "stages": {"type": "array", "items": {"type": "string"}},
-            "events": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": list(fields),
-                    "properties": fields | {"keys": spans, "pairs": natural},
-                },
-            },
-            "hash": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-        },
-    }

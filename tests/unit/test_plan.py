@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from tests.oracle import Oracle
 from tests.strategies import scenarios
-from usp_viz.plan import _Spans, plan, simulate
+from usp_viz.plan import plan, simulate
 from usp_viz.scenario import ITEMSIZE, Scenario
 from usp_viz.trace import Event, canonical
 
@@ -432,14 +432,3 @@ def test_a_million_causal_pairs_add_up() -> None:
     pairs = pairs_per_rank(scenario)
     assert sum(pairs) == 2 * total * (total + 1) // 2
     assert max(pairs) == min(pairs)
-
-
-def test_the_spans_of_stripes_are_those_of_their_rows() -> None:
-    as_spans = _Spans()
-    rows = (range(3, 50, 4), range(1, 3), range(60, 100, 4))
-    assert as_spans(rows) == spans(row for run in rows for row in run)
-    assert as_spans((range(3, 50, 4),)) == spans(range(3, 50, 4))
-    assert as_spans((range(7, 30, 4),)) == spans(range(7, 30, 4))
-    touching = (range(0, 3), range(3, 20, 2), range(20, 22))
-    assert as_spans(touching) == spans(row for run in touching for row in run)
-    assert as_spans(touching) is as_spans(touching)

@@ -15,7 +15,7 @@ from tests.strategies import scenarios
 from usp_viz.layout import Order
 from usp_viz.plan import simulate
 from usp_viz.scenario import Scenario
-from usp_viz.trace import OPS, TENSORS, Event, Trace, diff, spans_text, union
+from usp_viz.trace import OPS, TENSORS, Event, Trace, diff, spans_text
 
 PLACE = Event(0, "shard", "place", 0, 0, "Q", ((0, 4),), (0, 8), 0)
 SEND = Event(1, "hop 0", "send", 0, 1, "KV", ((0, 2), (3, 4)), (0, 8), 96)
@@ -223,16 +223,6 @@ def test_one_changed_event_is_one_difference_in_its_step(scenario: Scenario, dat
 
 
 # -- spans -----------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.sets(st.integers(0, 30)), max_size=4))
-def test_union_of_spans_is_the_union_of_sets(sets: list[set[int]]) -> None:
-    def spans(rows: set[int]) -> tuple[tuple[int, int], ...]:
-        starts = sorted(row for row in rows if row - 1 not in rows)
-        stops = sorted(row + 1 for row in rows if row + 1 not in rows)
-        return tuple(zip(starts, stops, strict=True))
-
-    assert union(map(spans, sets)) == spans(set().union(*sets))
 
 
 def test_spans_for_people() -> None:
