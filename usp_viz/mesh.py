@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def head_split(heads: int, parts: int) -> tuple[range, ...]:
     """Query heads of each Ulysses index: contiguous, as even as possible, larger parts first."""
     size, extra = divmod(heads, parts)
     starts = [u * size + min(u, extra) for u in range(parts + 1)]
-    return tuple(range(a, b) for a, b in zip(starts, starts[1:], strict=False))
+    return tuple(range(a, b) for a, b in pairwise(starts))
 
 
 def kv_heads_of(query_heads: range, group: int) -> range:
@@ -89,7 +90,8 @@ def topology(mesh: Mesh, sent: Sequence[tuple[int, int, int]] = ()) -> Any:
     """
     import networkx
 
-    graph: Any = networkx.DiGraph()
+    digraph: Any = networkx.DiGraph  # its stubs leave the types of nodes open
+    graph = digraph()
     for rank in range(mesh.ranks):
         ring, ulysses = mesh.at(rank)
         graph.add_node(rank, ring=ring, ulysses=ulysses)

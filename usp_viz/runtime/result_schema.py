@@ -76,8 +76,8 @@ def _ran() -> _Schema:
 
 def _not_run() -> _Schema:
     return _object(
-        "It did not get as far as the ranks: it is invalid, over a cap, or needs something that this "
-        "machine lacks; or the server that was asked failed or stopped (crashed).",
+        "It did not get as far as the ranks: it is invalid, over a cap, or needs something that "
+        "this machine lacks; or the server that was asked failed or stopped (crashed).",
         result_version={"const": RESULT_VERSION},
         scenario={"type": ["object", "null"], "description": "Null where it is no scenario."},
         scenario_hash=_or_null(_HASH),
