@@ -59,7 +59,8 @@ class SpanMaker:
         table = self._stripes.get(stripe, ())
         if len(table) < length:
             first, step = stripe
-            row_ids = range(first, first + step * (1 << (length - 1).bit_length()), step)
-            table = tuple(zip(row_ids, (row + 1 for row in row_ids), strict=True))
+            stop = first + step * (1 << (length - 1).bit_length())
+            ends = range(first + 1, stop + 1, step)
+            table = tuple(zip(range(first, stop, step), ends, strict=True))
             self._stripes[stripe] = table
         return table
