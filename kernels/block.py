@@ -104,5 +104,5 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _dead_rows(lse: Tensor, mask: Tensor) -> Tensor:
-    """-inf where a row sees nothing: torch's op says 0 there, which a merge would take for weight."""
+    """-inf where a row sees nothing: torch's op says 0 there, which a merge takes for a weight."""
     return lse.masked_fill(~mask.any(-1)[None, :, None], -math.inf)

@@ -39,7 +39,7 @@ def index_below(run: range, bound: int) -> int:
 
 def indices_below(run: range, bounds: Ids) -> Ids:
     """`index_below` for many bounds at once."""
-    return np.clip(-((run.start - bounds) // run.step), 0, len(run))
+    return np.minimum(np.maximum(-((run.start - bounds) // run.step), 0), len(run))
 
 
 def spans_of(row_ids: Any) -> Spans:

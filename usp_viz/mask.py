@@ -144,7 +144,7 @@ class Visibility:
             result &= ~both | (padded[queries][:, None] == padded[keys][None, :])
         for mask in self.dense:
             result &= ~both | mask.allowed(
-                np.clip(queries - order.start, 0, None), np.clip(keys - order.start, 0, None)
+                np.maximum(queries - order.start, 0), np.maximum(keys - order.start, 0)
             )
         return result
 

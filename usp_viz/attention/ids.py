@@ -188,9 +188,8 @@ def _met(queries: Names, keys: Names, values: Names, piece: BlockPiece) -> list[
             foreign = wrong or (keys.batch[b, :, h // share] != queries.batch[b, 0, h]).any()
             read = -1 if foreign else int(keys.head[b, 0, h // share])
             batch = (int(queries.batch[b, 0, h]),)
-            pieces.append(
-                Piece(batch, queries.row[b, :, h].copy(), seen.copy(), (head, head + 1), (read,), mask)
-            )
+            row_ids = queries.row[b, :, h].copy(), seen.copy()
+            pieces.append(Piece(batch, *row_ids, (head, head + 1), (read,), mask))
     return pieces
 
 

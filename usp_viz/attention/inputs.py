@@ -7,7 +7,7 @@ once, for ranks and reference alike.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ from usp_viz.layout import Ids, Layout
 from usp_viz.scenario import Scenario, ValueList
 
 Floats = NDArray[Any]
+Name = Literal["q", "k", "v"]
+TENSORS: tuple[Name, ...] = get_args(Name)
 OUTLIER = 100.0
 _STREAMS = {"q": 0, "k": 1, "v": 2}
 
 
-def make(scenario: Scenario, tensor: Literal["q", "k", "v"], rows: Ids) -> Floats:
+def make(scenario: Scenario, tensor: Name, rows: Ids) -> Floats:
     """[B, len(rows), H or G, D], rounded to the scenario's dtype.
 
     float64 for float64; else float32 that holds exactly what float32, float16 or bfloat16 can.

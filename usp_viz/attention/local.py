@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def head_runs(heads: range, group: int) -> list[tuple[slice, slice]]:
     cuts = sorted(borders)
     return [
         (slice(a - heads.start, b - heads.start), slice(a // group - first, -(-b // group) - first))
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
     ]
 
 

@@ -61,7 +61,7 @@ def _alike(visibility: Visibility) -> Iterator[slice]:
 
 
 def _valid_runs(visibility: Visibility, rows: Rows, batch_row: int) -> Iterator[tuple[int, range]]:
-    """(place in the tensor, run) of rows that are not padding; each wholly sharded or replicated."""
+    """(place in the tensor, run) of rows that are no padding, wholly sharded or replicated each."""
     order = visibility.order
     spans = ((0, order.start), *visibility.valid_spans(batch_row), (order.stop, order.size))
     at = 0

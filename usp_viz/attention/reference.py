@@ -1,13 +1,13 @@
 """The judge: softmax attention in float64, one process, block by block, by the masks' definition.
 
-It shares nothing with the path it judges but the inputs: no layout, no interval, no merge, no torch.
+It shares nothing with the path it judges but the inputs: no layout, interval, merge or torch.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from usp_viz.attention.inputs import Floats, make
+from usp_viz.attention.inputs import TENSORS, Floats, make
 from usp_viz.layout import ids
 from usp_viz.mask import Visibility
 from usp_viz.scenario import Scenario
@@ -25,7 +25,7 @@ def reference(scenario: Scenario, visibility: Visibility | None = None) -> Float
     see = visibility or Visibility.of(scenario)
     order = see.order
     every = ids((range(order.size),))
-    q, k, v = (make(scenario, name, every).astype(np.float64) for name in ("q", "k", "v"))  # type: ignore[arg-type]
+    q, k, v = (make(scenario, name, every).astype(np.float64) for name in TENSORS)
     group = scenario.tensors.heads // scenario.kv_heads
     scale = scenario.tensors.head_dim**-0.5
     out = np.zeros_like(q)

@@ -176,9 +176,7 @@ class _DoubleBuffer:
     def __init__(self, kv: tuple[Tensor, Tensor], schedule: Schedule) -> None:
         k, v = kv
         self._batch, _, self._heads, self._dim = k.shape
-        self._rows = [
-            count(schedule.layout.gathered(ring)) for ring in range(schedule.mesh.ring)
-        ]
+        self._rows = [count(schedule.layout.gathered(ring)) for ring in range(schedule.mesh.ring)]
         size = 2 * max(self._rows) * self._batch * self._heads * self._dim
         self._halves = [k.new_empty(size), k.new_empty(size)]
         self._at = schedule.ring
