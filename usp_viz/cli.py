@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_one(source: str, scenario: Scenario | InvalidScenario, arguments: Any) -> int:
-    from usp_viz.runtime.result import invalid_json
+    from usp_viz.runtime.result import invalid_json, missing_json
     from usp_viz.runtime.verify import run
 
     asked = None if isinstance(scenario, InvalidScenario) else scenario
@@ -77,6 +77,8 @@ def _run_one(source: str, scenario: Scenario | InvalidScenario, arguments: Any) 
             _print_json(invalid_json(error, asked))
         return _invalid(source, error)
     except MissingRequirement as error:
+        if arguments.json:
+            _print_json(missing_json(error, asked))
         _complain(f"{source}: missing: {error}")
         return 4
     if arguments.json:

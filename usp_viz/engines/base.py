@@ -29,6 +29,7 @@ class RankResult:
         attention_ms: Wall time of the real pass.
         cpu_ms: CPU time of the real pass, all threads.
         backend: The kernel that ran.
+        device: ``cpu`` or ``cuda``: where it ran.
         versions: Of what ran, e.g. torch.
     """
 
@@ -40,6 +41,7 @@ class RankResult:
     attention_ms: float = 0.0
     cpu_ms: float = 0.0
     backend: str = ""
+    device: str = "cpu"
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
 

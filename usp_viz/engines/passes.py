@@ -84,6 +84,7 @@ class Passes:
             attention_ms=wall * 1e3,
             cpu_ms=cpu * 1e3,
             backend="sdpa",
+            device=self._context.device.type,
             versions={"torch": str(torch.__version__)},
         )
 

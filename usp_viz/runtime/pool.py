@@ -31,12 +31,9 @@ REAP_LIMIT_S = 1.0  # what is killed is gone in milliseconds, unless the kernel 
 ALWAYS_PRELOADED = (
     "usp_viz.runtime.rank",
     "usp_viz.engines.builtin",
+    "usp_viz.engines.passes",
     "usp_viz.engines.release",
-    "usp_viz.attention.ids",
-    "usp_viz.attention.inputs",
-    "usp_viz.attention.local",
     "usp_viz.attention.sglang",
-    "usp_viz.attention.timing",
     "usp_viz.attention.usp",
 )
 

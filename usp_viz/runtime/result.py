@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from usp_viz.errors import InvalidScenario
+from usp_viz.errors import InvalidScenario, MissingRequirement
 from usp_viz.ledger import Pairs
 from usp_viz.runtime.accuracy import Accuracy
 from usp_viz.scenario import Scenario
@@ -182,6 +182,18 @@ def invalid_json(error: InvalidScenario, scenario: Scenario | None = None) -> di
             "warnings": [],
         }
     )
+
+
+def missing_json(error: MissingRequirement, scenario: Scenario | None = None) -> dict[str, Any]:
+    """The result object of something that needs what this machine lacks."""
+    return failed_json(error, error.install, scenario) | {"outcome": "invalid"}
+
+
+def failed_json(error: Exception, limit: str, scenario: Scenario | None) -> dict[str, Any]:
+    """The result object of something that ended before it got to the ranks."""
+    result = invalid_json(InvalidScenario("", None, limit), scenario)
+    said = {"class": type(error).__name__, "message": str(error)}
+    return result | {"outcome": "crashed", "error": result["error"] | said}
 
 
 def plain(value: Any) -> Any:

@@ -97,7 +97,7 @@ def judge(scenario: Scenario, report: RunReport, begun: float | None = None) -> 
         scenario=scenario,
         outcome=outcome,
         backend=any_result.backend if any_result else scenario.attention.backend,
-        device=scenario.run.device if scenario.run.device != "auto" else "cpu",
+        device=any_result.device if any_result else scenario.run.device,
         trace=trace,
         differences=diff(simulate(scenario), trace),
         timing=_timing(results, report, begun),

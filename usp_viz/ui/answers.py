@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from usp_viz.errors import InvalidScenario, MissingRequirement, RunCancelled
 from usp_viz.loading import bundled, parse_mapping
-from usp_viz.runtime.result import invalid_json
+from usp_viz.runtime.result import failed_json, invalid_json, missing_json
 from usp_viz.scenario import POLICIES, Scenario
 from usp_viz.scenario_errors import closest
 from usp_viz.ui.caps import check_prediction, check_trace
@@ -162,15 +162,9 @@ def guarded(answer: Callable[[], T], asked: Scenario | None = None) -> T | Json:
     except InvalidScenario as error:
         return invalid_json(error, asked)
     except MissingRequirement as error:
-        return _not_run("invalid", error, error.install, asked)
+        return missing_json(error, asked)
     except RunCancelled as error:
-        return _not_run("crashed", error, "run it again", asked)
+        return failed_json(error, "run it again", asked)
     except Exception:
         log.exception("An answer failed")
-        return _not_run("crashed", InternalError("The server failed; its log says why."), "", asked)
-
-
-def _not_run(outcome: str, error: Exception, limit: str, asked: Scenario | None) -> Json:
-    result = invalid_json(InvalidScenario("", None, limit), asked)
-    said = {"class": type(error).__name__, "message": str(error)}
-    return result | {"outcome": outcome, "error": result["error"] | said}
+        return failed_json(InternalError("The server failed; its log says why."), "", asked)
