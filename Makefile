@@ -13,7 +13,7 @@ USABLE     := import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_i
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format clean format-check lint types layers
+.PHONY: help demo test check format clean format-check lint types layers chromium
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -21,11 +21,12 @@ help: ## list the targets
 demo: $(VENV)/.installed ## install what is needed and serve the page
 	$(PY) app.py
 
-test: format-check lint types layers ## install the test tools too, run every check and every test
-	$(PY) -m pytest
+test: format-check lint types layers chromium ## install the test tools too, run every check and every test
+	@if command -v chromium >/dev/null; then set -x; $(PY) -m pytest; \
+	else echo "Chromium is missing: the browser tests are left out."; $(PY) -m pytest -m "not browser"; fi
 
 check: format-check lint types layers ## the checks and the fast tests: what to run before a commit
-	$(PY) -m pytest -m "not gloo and not slow"
+	$(PY) -m pytest -m "not gloo and not slow and not browser"
 
 format: $(VENV)/.installed-test ## rewrite the code in the project's format
 	$(PY) -m ruff check --fix-only --select I .
@@ -47,6 +48,13 @@ types: $(VENV)/.installed-test
 # The cache knows a file by its date, and so misses that a module it imports came or went.
 layers: $(VENV)/.installed-test
 	$(VENV)/bin/lint-imports --no-cache
+
+# The only part that can need root. Where it can't be had, the tests say so and go on without it.
+chromium:
+	@command -v chromium >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
+	else echo "To run the browser tests: sudo apt-get install chromium"; fi || true
 
 $(PY):
 	@for python in $(CANDIDATES); do \
