@@ -86,7 +86,7 @@ def judge(scenario: Scenario, report: RunReport, begun: float | None = None) -> 
     problem = _misshapen(scenario, outs) if report.ok else None
     outcome: Outcome = "crashed"
     if report.ok and problem is None:
-        accuracy = score(scenario, _answer(scenario), outs)
+        accuracy = score(scenario, answer_of(scenario), outs)
         pairs = audit(scenario, [_pieces(results[rank]) for rank in sorted(results)])
         outcome = "wrong" if accuracy.wrong_rows else "verified"
     elif problem is None:
@@ -315,6 +315,7 @@ class _Answers:
             return self._kept[key]
 
 
-_answer = _Answers()
+answer_of = _Answers()
+"""The reference of a scenario, from the last few if it is among them."""
 
-__all__ = ["Accuracy", "Run", "check_limits", "job", "judge", "run"]
+__all__ = ["Accuracy", "Run", "answer_of", "check_limits", "job", "judge", "run"]
