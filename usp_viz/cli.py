@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 WORST_FIRST = (5, 4, 2, 1, 3, 0)
 """Exit codes of several runs: the first of these that occurred."""
 
+MAX_JSON_SPANS = 5_000_000
+"""Spans in a trace's JSON, about 100 MB: a striped row is a span of its own."""
+
 Handler = Callable[[argparse.Namespace], int]
 
 
@@ -130,6 +133,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
     scenario = _one(arguments)
     trace = simulate(scenario)
     if arguments.json:
+        if trace.spans(MAX_JSON_SPANS) > MAX_JSON_SPANS:
+            limit = f"its JSON would list over {MAX_JSON_SPANS:,} spans of rows; use fewer tokens"
+            raise InvalidScenario("tokens.total", scenario.tokens.total, limit)
         print(trace.json_text())
     else:
         from usp_viz.views.text import frames_text, summary_text

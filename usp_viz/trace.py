@@ -162,6 +162,15 @@ class Trace:
         """``sha256:…`` over the events' canonical JSON, one a line."""
         return _hash(event.line() for event in self.events())
 
+    def spans(self, most: int) -> int:
+        """How many spans of rows its events list; counting stops beyond `most`."""
+        found = 0
+        for event in self.events():
+            found += len(event.rows) + len(event.keys)
+            if found > most:
+                break
+        return found
+
     @cached_property
     def bytes_sent_per_rank(self) -> tuple[int, ...]:
         """What each rank sends to other ranks, bytes."""

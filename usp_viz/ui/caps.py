@@ -46,10 +46,7 @@ def check_trace(scenario: Scenario, trace: Trace) -> None:
     _at_most("mesh", most_events(scenario), MAX_EVENTS, "events")
     if scenario.tokens.layout == "striped" and scenario.mesh.ring > 1:  # each row is a span
         _at_most("tokens.layout", 2 * scenario.tokens.total, MAX_SPANS, "spans of rows")
-    spans = 0
-    for event in trace.events():
-        spans += len(event.rows) + len(event.keys)
-        _at_most("trace", spans, MAX_SPANS, "spans of rows")
+    _at_most("trace", trace.spans(MAX_SPANS), MAX_SPANS, "spans of rows")
 
 
 def most_events(scenario: Scenario) -> int:
