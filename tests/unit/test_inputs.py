@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.oracle import splitmix64
 from tests.strategies import scenarios
-from usp_viz.attention.inputs import OUTLIER, make, rounded
+from usp_viz.attention.inputs import OUTLIER, _normal, make, rounded
 from usp_viz.bits import mix, stream
 from usp_viz.layout import Layout
-from usp_viz.scenario import Scenario
+from usp_viz.scenario import MAX_TOKENS, Scenario
 
 
 def scenario(**tensors: Any) -> Scenario:
@@ -98,15 +98,12 @@ def test_no_element_is_used_twice() -> None:
 
 def test_the_corners_of_the_format_have_values_of_their_own() -> None:
     """The last batch row, row, head and channel that the caps allow do not wrap onto others."""
-    s = scenario(batch=4096, heads=4096, head_dim=1024, dtype="float64", tokens={"total": 4})
-    from usp_viz.attention.inputs import _normal
-
-    last = np.array([2**24 - 1])
-    some = _normal(0, 0, last, 1, 4096, 1024)[0, 0]
+    last = 4 * MAX_TOKENS - 1
+    some = _normal(0, 0, np.array([last]), 1, 4096, 1024)[0, 0]
     assert len(np.unique(some)) == 4096 * 1024
-    assert s.tensors.heads == 4096
-    first = _normal(0, 0, np.arange(4), 4096, 1, 4)
-    assert len(np.unique(first)) == 4 * 4096 * 4
+    rows = np.array([0, *(1 << n for n in range(24)), last])
+    others = _normal(0, 0, rows, 4096, 2, 2)
+    assert len(np.unique(others)) == others.size
 
 
 @settings(max_examples=40, deadline=None)

@@ -65,7 +65,8 @@ def test_replicated_rows_are_for_everyone_but_the_future() -> None:
 
 
 def test_masks_in_a_list_are_anded() -> None:
-    masks = [{"window": {"left": 2}}, {"window": {"left": 1, "right": 1}}, {"key": {"valid": [4]}}]
+    masks = [{"window": {"left": 1, "right": 2}}, {"window": {"left": 2, "right": 1}}]
+    masks.append({"key": {"valid": [4]}})
     assert see(tokens={"total": 5}, attention={"mask": masks}) == [
         "##...",
         "###..",

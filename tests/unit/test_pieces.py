@@ -38,35 +38,50 @@ def pairs_of(piece: BlockPiece) -> list[tuple[int, int, int]]:
     ]
 
 
+def covers_each_allowed_pair_once(s: Scenario) -> None:
+    oracle, visibility, layout = Oracle(s), Visibility.of(s), Layout.of(s)
+    places = [layout.gathered(r) for r in range(s.mesh.ring)]
+    everything = (range(layout.order.size),)
+    for queries in [*places, layout.queries(0), everything]:
+        for keys in [*places, layout.order.replicated_keys, everything]:
+            q, k = ids(queries).tolist(), ids(keys).tolist()
+            found = Counter(
+                (b, q[i], k[j])
+                for piece in block_pieces(visibility, queries, keys)
+                for b, i, j in pairs_of(piece)
+            )
+            expected = {
+                (b, i, j)
+                for b in range(s.tensors.batch)
+                for i in q
+                for j in k
+                if oracle.valid(b, i) and oracle.allowed(b, i, j)
+            }
+            assert set(found) == expected
+            assert not found or max(found.values()) == 1
+
+
 @pytest.mark.parametrize("tile", [1, 3, 256])
 def test_each_allowed_pair_lies_in_exactly_one_piece(tile: int) -> None:
     @settings(max_examples=60, deadline=None)
     @given(scenarios(max_ranks=6, max_rows=24))
     def check(s: Scenario) -> None:
-        oracle, visibility, layout = Oracle(s), Visibility.of(s), Layout.of(s)
-        places = [layout.gathered(r) for r in range(s.mesh.ring)]
-        everything = (range(layout.order.size),)
-        for queries in [*places, layout.queries(0)]:
-            for keys in [*places, layout.order.replicated_keys, everything]:
-                q, k = ids(queries).tolist(), ids(keys).tolist()
-                found = Counter(
-                    (b, q[i], k[j])
-                    for piece in block_pieces(visibility, queries, keys)
-                    for b, i, j in pairs_of(piece)
-                )
-                expected = {
-                    (b, i, j)
-                    for b in range(s.tensors.batch)
-                    for i in q
-                    for j in k
-                    if oracle.valid(b, i) and oracle.allowed(b, i, j)
-                }
-                assert set(found) == expected
-                assert not found or max(found.values()) == 1
+        covers_each_allowed_pair_once(s)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILE", tile)
         check()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+@pytest.mark.parametrize("layout", ["contiguous", "striped", "zigzag"])
+def test_documents_that_leave_gaps_between_the_rows(layout: str, length: int, causal: bool) -> None:
+    """Striped rows of short documents: some queries find no key of theirs in a block."""
+    documents = [*[length] * (40 // length), 40 % length]
+    tokens = {"total": 40, "layout": layout, "documents": documents}
+    parts = {"mesh": {"ring": 4}, "tokens": tokens, "attention": {"causal": causal}}
+    covers_each_allowed_pair_once(Scenario.parse(parts))
 
 
 S = 4096
