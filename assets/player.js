@@ -46,7 +46,7 @@
       const src = column(g.src);
       return { ...g, src, dst: g.dst ? column(g.dst) : src, rows: column(g.rows), heads: column(g.heads),
         keys: g.keys && column(g.keys), pairs: g.pairs && column(g.pairs), shape: g.shape && column(g.shape),
-        mass: g.mass && column(g.mass), odd: g.odd || [] };
+        share: g.share && column(g.share), odd: g.odd || [] };
     }) }));
     m.held = []; m.bands = []; m.pairs = []; m.raised = [];
     let held = new Int32Array(5 * P), bands = new Int32Array(5 * P), pairs = new Float64Array(P), raised = false;
@@ -180,12 +180,12 @@
 
   /** Per rank and step: what share of its softmax each hop has, and what is waiting to be merged. */
   function weights(m) {
-    m.parts0 = []; let now = Array.from({ length: m.P }, () => ({ merged: [], pending: null }));
+    m.accumulators = []; let now = Array.from({ length: m.P }, () => ({ merged: [], pending: null }));
     for (const step of m.steps) {
       now = now.map((w) => ({ merged: w.merged, pending: w.pending }));
       for (const g of step.events) {
         if (g.op === 'attend') g.src.forEach((rank, i) => {
-          const part = { hop: step.stage.replace('hop ', ''), weight: g.mass ? g.mass[i] : g.pairs[i] }, w = now[rank];
+          const part = { hop: step.stage.replace('hop ', ''), weight: g.share ? g.share[i] : g.pairs[i] }, w = now[rank];
           if (w.merged.length) w.pending = part; else w.merged = [part];
         });
         if (g.op === 'merge') g.src.forEach((rank) => {
@@ -193,10 +193,10 @@
         });
         if (g.op === 'output') now = now.map(() => ({ merged: [], pending: null }));
       }
-      m.parts0.push(now);
+      m.accumulators.push(now);
     }
     m.totals = column(m.data.ledger.pairs);
-    m.measured = m.steps.some((s) => s.events.some((g) => g.mass));
+    m.measured = m.steps.some((s) => s.events.some((g) => g.share));
   }
 
   // -- what to draw when ------------------------------------------------------------------------
@@ -426,19 +426,20 @@
 
     const band = (state, rank, lane, all) => [first(state[5 * rank + lane]) / all, last(state[5 * rank + lane]) / all];
 
-    /** What rests in the lanes while `step` comes about (or after it, with nothing in `moving`). */
+    /** What rests in the lanes of a step. `slide`: K/V is moving up ('out'), or has done so ('in', as in the next step). */
     function rest(cx, step, moving, slide) {
-      const held = m.held[step], bands = m.bands[step], H = m.data.heads, G = m.data.kv_heads, bag = {}, done = {};
+      const H = m.data.heads, G = m.data.kv_heads, bag = {}, done = {};
       const alpha = m.steps[step].ghost ? 0.55 : 1;
       for (const card of g.cards) {
         const r = card.rank;
         for (const lane of [Q, KV, NEXT]) {
+          if (slide && (lane === NEXT || (lane === KV && slide === 'out'))) continue;
+          const held = m.held[slide && lane === KV ? step + 1 : step], bands = m.bands[slide && lane === KV ? step + 1 : step];
           if (g.laneY[lane] === undefined || !held[5 * r + lane]) continue;
-          if ((slide && (lane === KV || lane === NEXT))) continue;
           let chips = chipsOf(m, held[5 * r + lane]); if (moving.has(lane)) chips = chips.filter((c) => isCopy(m.chips[c]));
           gather(bag, card, lane, chips, ...band(bands, r, lane, lane === Q ? H : G));
         }
-        if (held[5 * r + OUTPUT] && !moving.has(OUT)) gather(done, card, OUT, chipsOf(m, held[5 * r + OUTPUT]), ...band(bands, r, OUTPUT, H));
+        if (m.held[step][5 * r + OUTPUT] && !moving.has(OUT)) gather(done, card, OUT, chipsOf(m, m.held[step][5 * r + OUTPUT]), ...band(m.bands[step], r, OUTPUT, H));
       }
       flush(cx, bag, alpha); flush(cx, done, alpha);
       texts(cx, step, moving, slide);
@@ -457,8 +458,8 @@
       }
     }
 
-    /** Partial outputs: a band in outline colour, filled as far as the rank has met its keys. */
-    function partials(cx, step, t) {
+    /** Partial outputs: a pale band (`ground`), filled as far as the rank has met its keys. */
+    function partials(cx, step, t, under) {
       const held = m.held[step], was = step ? m.held[step - 1] : held, pale = {}, fill = {}, H = m.data.heads;
       const ghost = m.steps[step].ghost ? 0.55 : 1, rotating = t < 1 && step && !held[PARTIAL] ? step - 1 : step;
       for (const card of g.cards) {
@@ -467,7 +468,7 @@
         const heads = m.bands[held[5 * r + PARTIAL] ? step : rotating], a = first(heads[5 * r + PARTIAL]) / H, b = last(heads[5 * r + PARTIAL]) / H;
         const now = m.pairs[step][r], before = step ? m.pairs[step - 1][r] : 0, share = m.totals[r] ? (before + (now - before) * t) / m.totals[r] : 0;
         const chips = chipsOf(m, span);
-        gather(pale, card, OUT, chips, a, b); gather(fill, card, OUT, chips, a, b, 0, Math.min(1, share));
+        if (under) gather(pale, card, OUT, chips, a, b); if (t > 0 && under !== 'only') gather(fill, card, OUT, chips, a, b, 0, Math.min(1, share));
       }
       flush(cx, pale, 0.25 * ghost); flush(cx, fill, 0.8 * ghost);
     }
@@ -475,7 +476,7 @@
     /** The accumulator's parts by weight; a merge brings the waiting part in and rescales the rest. */
     function bars(cx, step, t) {
       if (g.barY === null) return;
-      const W = barW(), now = m.parts0[step], was = step ? m.parts0[step - 1] : now.map(() => ({ merged: [], pending: null }));
+      const W = barW(), now = m.accumulators[step], was = step ? m.accumulators[step - 1] : now.map(() => ({ merged: [], pending: null }));
       cx.textBaseline = 'middle'; cx.textAlign = 'left';
       for (const card of g.cards) {
         const a = layoutBar(was[card.rank], W), b = layoutBar(now[card.rank], W), n = Math.max(a.length, b.length);
@@ -537,7 +538,7 @@
     /** Things in flight at time t of a step. */
     function fly(cx, step, move, t) {
       const H = lineH(g), bag = {}, alpha = m.steps[step].ghost ? 0.6 : 1, cut = move.slide ? 0.26 : 0;
-      if (move.slide) {
+      if (move.slide && t < cut) {
         const s = ease(clamp(t / cut)), old = {}, fresh = {}, G = m.data.kv_heads, held = m.held[step], was = m.held[step - 1];
         for (const card of g.cards) {
           const r = card.rank;
@@ -821,6 +822,14 @@
     return any ? flags : null;
   }
 
+  /** Sentences about a rank's accumulator at a step. */
+  function aboutWeights(m, step, rank) {
+    const { merged, pending } = m.accumulators[step][rank], total = merged.reduce((s, p) => s + p.weight, 0); if (!merged.length) return [];
+    const shares = merged.map((p) => `hop ${p.hop} ${Math.round((100 * p.weight) / total)} %`).join(', ');
+    const of = m.measured ? 'of the softmax over the keys met so far, on average over its rows and heads' : 'of the pairs so far';
+    return [`Accumulator of rank ${rank}`, `${shares} ${of}.`, ...(pending ? [`Hop ${pending.hop} waits to be merged by log-sum-exp.`] : [])];
+  }
+
   function tableOf(m, number, limit) {
     const rows = []; let total = 0;
     for (const g of m.steps[number].events) {
@@ -899,9 +908,9 @@
     const button = (name, label, content) => { const b = el('button', { type: 'button', 'data-do': name, 'aria-label': label, title: label }); b.append(content); return b; };
     ui.legend = el('ul', { class: 'usp-legend', 'aria-label': 'Colours' });
     ui.badge = el('span', { class: 'usp-badge' }); ui.head = el('div', { class: 'usp-head' }, ui.legend, ui.badge);
-    ui.base = el('canvas', { 'aria-hidden': 'true' }); ui.fx = el('canvas', { 'aria-hidden': 'true' });
+    ui.base = el('canvas', { 'aria-hidden': 'true' }); ui.fx = el('canvas', { 'aria-hidden': 'true' }); ui.over = el('canvas', { 'aria-hidden': 'true' });
     ui.tip = el('div', { class: 'usp-tip', hidden: true });
-    ui.stage = el('div', { class: 'usp-stage', tabindex: '0', role: 'group', 'aria-roledescription': 'replay', 'aria-label': 'Picture of the replay' }, ui.base, ui.fx, ui.tip);
+    ui.stage = el('div', { class: 'usp-stage', tabindex: '0', role: 'group', 'aria-roledescription': 'replay', 'aria-label': 'Picture of the replay' }, ui.base, ui.fx, ui.over, ui.tip);
     ui.title = el('h2'); ui.ghost = el('span', { class: 'usp-ghost', hidden: true }); ui.caption = el('p'); ui.why = el('p', { class: 'usp-why' });
     ui.words = el('div', { class: 'usp-caption', 'aria-live': 'polite', 'aria-atomic': 'true' }, ui.title, ui.ghost, ui.caption, ui.why);
     ui.range = el('input', { type: 'range', min: '0', max: '0', step: 'any', value: '0', 'aria-label': 'Step' });
@@ -949,7 +958,7 @@
       const w = ui.stage.clientWidth, h = ui.stage.clientHeight; if (!w || !h) return;
       const em = parseFloat(getComputedStyle(box).fontSize);
       scale = Math.min(devicePixelRatio || 1, 2, Math.sqrt(9e6 / (w * h)));
-      for (const canvas of [ui.base, ui.fx]) { canvas.width = Math.round(w * scale); canvas.height = Math.round(h * scale); }
+      for (const canvas of [ui.base, ui.fx, ui.over]) { canvas.width = Math.round(w * scale); canvas.height = Math.round(h * scale); }
       g = place(m, w, h, em); legend();
       paint = Painter(m, g, theme, (chip) => (chip.origin < 0 ? -1 : colourBy === 'document' ? (chip.doc + 4) % COLOURS : hue(m, chip.origin)), scale);
       ground = { key: '' }; draw();
@@ -961,25 +970,32 @@
       if (!m || !g) return;
       const step = stepAt(), raw = 1 - (step - pos), whole = raw > 1 - 1e-6 || step === 0, t = whole ? 1 : clamp(raw / 0.72);
       if (!moves.has(step)) { if (moves.size > 4) moves.clear(); moves.set(step, flights(m, step)); }
-      const move = moves.get(step), key = `${step}${whole ? '' : '-'}`;
-      if (ground.key !== key) { background(step, whole, move); ground.key = key; }
+      const move = moves.get(step), phase = whole ? 'whole' : move.slide && t < 0.26 ? 'slide' : 'go', key = `${step} ${phase}`;
+      if (ground.key !== key) { background(step, phase, move); ground.key = key; ground.over = ''; }
       const cx = ui.fx.getContext('2d'); cx.setTransform(scale, 0, 0, scale, 0, 0); cx.clearRect(0, 0, g.w, g.h);
       if (!whole) {
         const work = move.slide ? clamp((t - 0.26) / 0.74) : t;
-        paint.partials(cx, step, work); paint.bars(cx, step, ease(work)); paint.fly(cx, step, move, t); paint.ledgerFill(cx, step, work); paint.ledgerLines(cx); paint.ledgerTexts(cx, step);
+        paint.partials(cx, step, work, ''); paint.bars(cx, step, ease(work)); paint.fly(cx, step, move, t); paint.ledgerFill(cx, step, work);
       }
-      paint.cursor(cx, step, token);
+      const over = `${key} ${token ? [token.chip, token.key, token.query] : ''}`; if (ground.over !== over) { foreground(step); ground.over = over; }
       if (step !== shown) announce(step);
       ui.range.value = String(pos); ui.range.style.setProperty('--at', `${m.steps.length > 1 ? (100 * pos) / (m.steps.length - 1) : 0}%`);
     }
 
-    function background(step, whole, move) {
+    /** Lines, names and the cursor, over everything that moves. */
+    function foreground(step) {
+      const cx = ui.over.getContext('2d'); cx.setTransform(scale, 0, 0, scale, 0, 0); cx.clearRect(0, 0, g.w, g.h);
+      paint.ledgerLines(cx); paint.ledgerTexts(cx, step); paint.difference(cx, step); paint.cursor(cx, step, token);
+    }
+
+    function background(step, phase, move) {
+      const whole = phase === 'whole';
       const cx = ui.base.getContext('2d'); cx.setTransform(scale, 0, 0, scale, 0, 0); cx.clearRect(0, 0, g.w, g.h);
       paint.ground(cx, step); paint.arrows(cx, step, !whole || step > 0);
       const none = new Set();
-      if (whole) { paint.rest(cx, step, none, false); paint.partials(cx, step, 1); paint.bars(cx, step, 1); }
-      else paint.rest(cx, move.moving.size ? step : step - 1, move.moving, move.slide);
-      paint.ledgerGround(cx, scale); paint.ledgerAt(cx, step, whole ? 1 : 0); if (whole) { paint.missing(cx, step); paint.ledgerLines(cx); paint.ledgerTexts(cx, step); } paint.difference(cx, step);
+      if (whole) { paint.rest(cx, step, none, false); paint.partials(cx, step, 1, 'both'); paint.bars(cx, step, 1); }
+      else { paint.rest(cx, move.moving.size ? step : step - 1, move.moving, move.slide ? (phase === 'go' ? 'in' : 'out') : ''); paint.partials(cx, step, 0, 'only'); }
+      paint.ledgerGround(cx, scale); paint.ledgerAt(cx, step, whole ? 1 : 0); if (whole) paint.missing(cx, step);
     }
 
     function announce(step) {
@@ -1120,13 +1136,18 @@
       tell(); if (!frame) draw(); emit('token', chip ? chip.start : null);
     }
     function hideTip() { ui.tip.hidden = true; }
-    function showTip(x, y) {
-      ui.tip.replaceChildren(...about(m, stepAt(), token).map((line) => el('p', null, line))); ui.tip.hidden = false;
+    function showTip(x, y, lines) {
+      ui.tip.replaceChildren(...(lines || about(m, stepAt(), token)).map((line) => el('p', null, line))); ui.tip.hidden = false;
       const w = ui.tip.offsetWidth, h = ui.tip.offsetHeight; ui.tip.style.left = `${Math.max(0, Math.min(g.w - w, x + 16 + w > g.w ? x - w - 12 : x + 16))}px`; ui.tip.style.top = `${Math.max(-40, y + 18 + h > g.h ? y - h - 12 : y + 18)}px`;
     }
     on(ui.stage, 'pointermove', (e) => {
       if (!m || playing || goal !== null || pinned) return; const r = ui.stage.getBoundingClientRect(), x = e.clientX - r.left, y = e.clientY - r.top, found = pick(x, y);
-      if (!found) { if (token) setToken(null); hideTip(); return; }
+      if (!found) {
+        if (token) setToken(null);
+        const card = g.barY !== null && g.cards.find((c) => x >= c.x + g.laneX && x < c.x + c.w && y >= c.y + g.barY - 2 && y <= c.y + g.barY + g.barH + 4);
+        const lines = card ? aboutWeights(m, stepAt(), card.rank) : []; if (lines.length) showTip(x, y, lines); else hideTip();
+        return;
+      }
       if (!token || token.chip !== found.chip || token.key !== found.key || token.query !== found.query) setToken(found);
       showTip(x, y);
     });

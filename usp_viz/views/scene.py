@@ -25,7 +25,8 @@ from usp_viz.trace import Difference, Event, Trace, spans_text
 from usp_viz.views import narration
 from usp_viz.views.packing import Table, pack, pack_cells, records, spans_from, unpack
 from usp_viz.views.pattern import bins, pattern
-from usp_viz.views.shapes import shape
+from usp_viz.views.shapes import Shapes
+from usp_viz.views.weights import Softmax, softmax
 
 if TYPE_CHECKING:
     from usp_viz.ledger import Pairs
@@ -36,6 +37,8 @@ CHIPS = 2048
 """Beyond this many chips (rows x head groups, of Q and of KV) a chip stands for several rows."""
 LANES = ("q", "kv", "arriving", "partial", "output")
 """What a rank can hold, in the order of `RankState`."""
+WHOLE = 10_000
+"""Shares of a softmax are whole numbers of this many."""
 HEADS_BASE = 1 << 13
 """Heads [a, b) travel as one number, a · HEADS_BASE + b."""
 
@@ -173,15 +176,17 @@ def scene(
     """
     after = simulate(scenario.set({"policy": beyond})) if beyond else None
     shown = _shown(recorded or trace, after)
-    refused = any(_raises(step.trace.step(step.number)) for step in shown)
+    refused = _stops(recorded or trace)
     order, visibility = Layout.of(scenario).order, Visibility.of(scenario)
     mesh = Mesh.of(scenario)
     spans = Table()
     for position in range(mesh.ranks):  # first, so that what ranks share has ascending numbers
         spans.add(_spans_of(Layout.of(scenario).shards[position]))
     borders = bins(visibility)
-    complete = _complete(scenario)
-    steps = _Steps(scenario, visibility, spans, refusal, sum(complete))
+    complete = _complete(scenario, trace)
+    hops = {step.trace.stages[step.number] for step in shown} - {"shard", "output"}
+    weights = softmax(scenario, visibility) if len(hops) > 1 else None
+    steps = _Steps(scenario, Shapes(visibility), spans, refusal, sum(complete), weights)
     data: dict[str, Any] = {
         "scene_version": SCENE_VERSION,
         "name": scenario.name,
@@ -216,7 +221,7 @@ def scene(
 
 def _shown(real: Trace, beyond: Trace | None) -> list[Shown]:
     shown = [Shown(real, number) for number in range(real.steps)]
-    if beyond is None or not real.steps or not _raises(real.step(real.steps - 1)):
+    if beyond is None or not _stops(real):
         return shown
     return shown + [Shown(beyond, n, ghost=True) for n in range(real.steps - 1, beyond.steps)]
 
@@ -224,17 +229,18 @@ def _shown(real: Trace, beyond: Trace | None) -> list[Shown]:
 def what_follows(scenario: Scenario) -> Policy:
     """The policy that best shows what a refusal hides: behind the guard, unless that stops too."""
     behind = simulate(scenario.set({"policy": "unguarded"}))
-    stops = _raises(behind.step(behind.steps - 1))
-    return "extended" if stops and behind.steps <= 2 else "unguarded"
+    return "extended" if _stops(behind) and behind.steps <= 2 else "unguarded"
 
 
-def _raises(events: Iterable[Event]) -> bool:
-    return any(event.op == "raise" for event in events)
+def _stops(trace: Trace) -> bool:
+    """Whether it ends in a raise."""
+    return trace.steps > 0 and any(event.op == "raise" for event in trace.step(trace.steps - 1))
 
 
-def _complete(scenario: Scenario) -> list[int]:
+def _complete(scenario: Scenario, trace: Trace) -> list[int]:
     """The pairs that each rank computes where every allowed one is: by the extended policy."""
-    trace = simulate(scenario.set({"policy": "extended"}))
+    if scenario.policy != "extended":
+        trace = simulate(scenario.set({"policy": "extended"}))
     return [sum(column) for column in zip(*progress(trace), strict=True)]
 
 
@@ -311,10 +317,11 @@ class _Steps:
     """Makes the steps of a scene; spans they use are added to `spans`."""
 
     scenario: Scenario
-    visibility: Visibility
+    shapes: Shapes
     spans: Table
     refusal: str
     allowed: int
+    weights: Softmax | None
 
     def of(self, shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
         frames: dict[int, Frames] = {}
@@ -361,9 +368,12 @@ class _Steps:
             if op == "attend":
                 data["keys"] = pack([self.spans.add(event.keys) for event in group])
                 data["pairs"] = pack([event.pairs for event in group])
-                shapes = [shape(self.visibility, event) for event in group]
+                shapes = [self.shapes.of(event) for event in group]
                 if any(shapes):
                     data["shape"] = pack(shapes)
+                if self.weights is not None:
+                    shares = (self.weights.share(event) for event in group)
+                    data["share"] = pack([round(share * WHOLE) for share in shares])
             odd = [(n, event.bytes) for n, event in enumerate(group) if self._odd(event)]
             if odd:
                 data["odd"] = [number for pair in odd for number in pair]

@@ -1,34 +1,47 @@
-"""Which pairs of a rectangle a recorded attend computed, told from how many they were."""
+"""Which pairs of a rectangle an attend computed, told from how many they were."""
 
 from __future__ import annotations
 
-from usp_viz.layout import ids, merge_spans
+from dataclasses import dataclass, field
+
+from usp_viz.layout import Rows, Spans
 from usp_viz.mask import Visibility
 from usp_viz.trace import Event
+from usp_viz.views.packing import runs_of
 
 ALLOWED, FULL, TRIANGLE, UNKNOWN = range(4)
 """What the masks allow; every pair; key index <= query index within the call; none of these."""
-_MOST = 2**21
 
 
-def shape(visibility: Visibility, event: Event) -> int:
-    """The shape of an attend's rectangle; `ALLOWED` unless its count says otherwise."""
-    heads = event.heads[1] - event.heads[0]
-    rows = sum(b - a for a, b in event.rows)
-    keys = sum(b - a for a, b in event.keys)
-    if not heads or rows * keys > _MOST:
-        return ALLOWED
-    queries = ids(tuple(range(a, b) for a, b in merge_spans(event.rows)))
-    seen = ids(tuple(range(a, b) for a, b in merge_spans(event.keys)))
-    allowed = 0
-    for row, times in visibility.patterns:
-        scored = visibility.allowed(queries, seen, row)
-        scored &= visibility.is_valid(queries, row)[:, None]
-        allowed += times * int(scored.sum())
-    each = event.pairs / heads
-    if each == allowed:
-        return ALLOWED
-    if each == visibility.batch * rows * keys:
-        return FULL
-    triangle = sum(min(n + 1, keys) for n in range(rows))
-    return TRIANGLE if each == visibility.batch * triangle else UNKNOWN
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Tells shapes; ranks that split heads share a rectangle, which is looked at once."""
+
+    visibility: Visibility
+    _allowed: dict[tuple[Spans, Spans], int] = field(default_factory=dict[tuple[Spans, Spans], int])
+
+    def of(self, event: Event) -> int:
+        """The shape of an attend, per head."""
+        heads = event.heads[1] - event.heads[0]
+        rectangle = event.rows, event.keys
+        if rectangle not in self._allowed:
+            block = self.visibility.block(_runs(event.rows), _runs(event.keys))
+            self._allowed[rectangle] = block.pairs
+        if event.pairs == heads * self._allowed[rectangle]:
+            return ALLOWED
+        rows, keys = _count(event.rows), _count(event.keys)
+        batch = self.visibility.batch
+        if event.pairs == heads * batch * rows * keys:
+            return FULL
+        triangle = sum(min(n + 1, keys) for n in range(rows))
+        return TRIANGLE if event.pairs == heads * batch * triangle else UNKNOWN
+
+
+def _runs(spans: Spans) -> Rows:
+    flat = runs_of(spans)  # a stripe is one run, not a thousand
+    starts, counts, steps = flat[::3], flat[1::3], flat[2::3]
+    return tuple(range(a, a + n * d, d) for a, n, d in zip(starts, counts, steps, strict=True))
+
+
+def _count(spans: Spans) -> int:
+    return sum(stop - start for start, stop in spans)
