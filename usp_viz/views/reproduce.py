@@ -7,7 +7,6 @@ they are no part of the question, and need no quoting then.
 from __future__ import annotations
 
 import pprint
-import shlex
 from functools import cache
 from typing import Any
 
@@ -65,7 +64,7 @@ def _question(scenario: Scenario) -> dict[str, Any]:
 
 
 def _changes(scenario: Scenario) -> dict[str, Any] | None:
-    """Dotted keys that differ from the bundled scenario of that name; None if there is none near."""
+    """Dotted keys that differ from the bundled scenario of that name; None if none is near."""
     base = _dotted(scenario.name)
     if base is None:
         return None
