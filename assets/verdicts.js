@@ -10,7 +10,7 @@
 
   const OUTCOMES = {
     verified: ['✓', 'Verified', 'ok'], wrong: ['✗', 'Wrong', 'bad'], refused: ['⊘', 'Refused', 'bad'], crashed: ['✹', 'Crashed', 'bad'],
-    timeout: ['⏱', 'Timed out', 'bad'], invalid: ['!', 'Invalid', 'warn'], failed: ['!', 'Not run', 'warn'],
+    timeout: ['◷', 'Timed out', 'bad'], invalid: ['!', 'Invalid', 'warn'], failed: ['!', 'Not run', 'warn'],
     waiting: ['…', 'Waiting', 'idle'], running: ['◌', 'Running', 'idle'], idle: ['○', 'Not run yet', 'idle'],
   };
   const POLICIES = ['sglang', 'unguarded', 'extended'];
@@ -25,7 +25,7 @@
   function figure(value) {
     if (!finite(value)) return value === 'Infinity' || value === Infinity ? '∞' : value === '-Infinity' ? '−∞' : 'NaN';
     const size = Math.abs(value); if (!size) return '0';
-    return size >= 0.01 && size < 10000 ? String(Number(value.toPrecision(2))) : value.toExponential(1).replace('e+', 'e');
+    return (size >= 100 && size < 10000 ? value.toFixed(0) : size >= 0.01 && size < 100 ? value.toPrecision(2) : value.toExponential(1).replace('e+', 'e')).replace(/-/g, '−');
   }
   const count = (n) => Number(n).toLocaleString('en');
   const plural = (n, word) => `${count(n)} ${word}${n === 1 ? '' : 's'}`;
@@ -112,7 +112,7 @@
       if (fixes.length > FIXES) parts.push(el('details', null, el('summary', null, `${fixes.length - FIXES} more`), el('ul', { class: 'uspv-fixes' }, fixes.slice(FIXES).map(button))));
     }
     const more = [['Who meets it', rule.who], ['Check before the call', rule.before], ['How not to meet it again', rule.prevent]].filter(([, text]) => text);
-    if (more.length) parts.push(el('details', null, el('summary', null, 'Who meets it, and how not to'), el('dl', null, more.map(([term, text]) => [el('dt', null, term), el('dd', null, text)]))));
+    if (more.length) parts.push(el('details', null, el('summary', null, rule.who ? 'Who meets it, and how not to' : 'How not to meet it'), el('dl', null, more.map(([term, text]) => [el('dt', null, term), el('dd', null, text)]))));
     return parts;
   }
   const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? '' : '.');
@@ -122,8 +122,9 @@
   }
 
   function whereTable(error) {
-    return table('Who was where', ['Rank', 'Ended', 'Step', 'Doing', 'Said'],
-      error.where.map((w) => [String(w.rank), w.status, w.step === null ? '–' : String(w.step), w.op ? `${w.op} (${w.stage})` : 'before any step', w.message || '']));
+    const said = error.where.some((w) => w.message), last = (w) => (said ? [w.message || '–'] : []);
+    return table('Who was where', ['Rank', 'Ended', 'Step', 'Doing', ...(said ? ['Said'] : [])],
+      error.where.map((w) => [String(w.rank), w.status, w.step === null ? '–' : String(w.step), w.op ? `${w.op} (${w.stage})` : 'before any step', ...last(w)]));
   }
 
   /** One bar a rank; `scale` is shared by all cards, so that their bars compare. */
@@ -144,9 +145,9 @@
   function numbers(d, card) {
     const found = d.result.accuracy, parts = [];
     parts.push(el('p', { class: 'uspv-gist' }, found.wrong_rows ? `${count(found.wrong_rows)} of ${plural(found.rows, 'row')} wrong` : `${plural(found.rows, 'row')}, all within tolerance`,
-      el('span', { class: 'uspv-mute' }, ` · largest error ${figure(found.max_abs)}, tolerance ${figure(found.tolerance)}`)));
+      el('span', { class: 'uspv-mute' }, ` · tolerance ${figure(found.tolerance)}`)));
     for (const warning of d.result.warnings || []) parts.push(el('p', { class: 'uspv-warn' }, warning.text));
-    card.bars = el('div'); parts.push(card.bars);
+    card.bars = el('div'); card.thumb = el('canvas', { class: 'uspv-thumb', 'aria-hidden': 'true' }); parts.push(card.bars, card.thumb);
     if (d.pairs_text) parts.push(el('p', { class: 'uspv-mute' }, sentence(d.pairs_text)));
     return parts;
   }
@@ -188,20 +189,56 @@
   function mix(a, b, t) { return a.map((v, i) => Math.round(v + (b[i] - v) * t)); }
   function hex(text) { const n = parseInt(text.slice(1), 16); return [n >> 16, (n >> 8) & 255, n & 255]; }
   /** Right cells run from the panel to blue, wrong ones from amber to deep red (dark theme: to pale). */
-  function colours(map, dark) {
+  function colours(map, dark, range) {
     const right = dark ? [hex('#1b2736'), hex('#4d93cf')] : [hex('#e6eef6'), hex('#5d9bcb')];
     const wrong = dark ? [hex('#c4701a'), hex('#ffd9a8')] : [hex('#e08a2c'), hex('#7a1f0a')];
-    const { limit, lowest, per_decade: per } = map.data, used = map.codes.filter((code) => code > 1 && code < 255);
-    const low = Math.min(limit - 4 * per, used.reduce((a, b) => Math.min(a, b), 255)), high = Math.max(limit + per, used.reduce((a, b) => Math.max(a, b), 0));
+    const { limit } = map.data, { low, high } = range;
     const of = (code) => {
       if (code === 255) return dark ? [255, 255, 255] : [20, 20, 20];
       return code > limit ? mix(wrong[0], wrong[1], (code - limit - 1) / Math.max(1, high - limit - 1)) : mix(right[0], right[1], Math.max(0, (code - low) / Math.max(1, limit - low)));
     };
-    return { css: (code) => `rgb(${of(code).join(' ')})`, low, high, lowest };
+    return { css: (code) => `rgb(${of(code).join(' ')})`, low, high };
+  }
+  /** Codes from the smallest to the largest error of several maps, so that their colours compare. */
+  function rangeOf(maps) {
+    let low = 255, high = 0;
+    for (const map of maps) {
+      low = Math.min(low, map.data.limit - 3 * map.data.per_decade); high = Math.max(high, map.data.limit + map.data.per_decade);
+      for (const code of map.codes) if (code > 1 && code < 255) { low = Math.min(low, code); high = Math.max(high, code); }
+    }
+    return { low, high };
   }
 
-  function mapPanel(d, acts) {
-    const map = readMap(d.map), found = d.result.accuracy, canvas = el('canvas', { 'aria-hidden': 'true' });
+  /** All cells; `g` holds the size of a cell, `x(column)` and `top` where they are. */
+  function paintCells(cx, map, colour, token, g, x) {
+    const gapX = g.w > 7 ? 1 : g.w > 4 ? 0.5 : 0, gapY = g.h > 7 ? 1 : 0, stripes = new Path2D(), hollow = new Path2D();
+    map.columns.forEach((column, c) => {
+      for (let head = 0; head < map.heads; head++) {
+        const code = map.codes[c * map.heads + head], px = x(c), py = g.top + head * g.h, pw = g.w - gapX, ph = g.h - gapY;
+        if (!code) { hollow.rect(px + 0.5, py + 0.5, Math.max(1, pw - 1), Math.max(1, ph - 1)); continue; }
+        cx.fillStyle = colour.css(code); cx.fillRect(px, py, pw, ph);
+        if (code > map.data.limit && pw >= 5 && ph >= 5) { stripes.moveTo(px + 1.5, py + ph - 1.5); stripes.lineTo(px + pw - 1.5, py + 1.5); }
+      }
+    });
+    cx.lineWidth = 1.25; cx.strokeStyle = token('--usp-panel'); cx.globalAlpha = 0.7; cx.stroke(stripes); cx.globalAlpha = 1;
+    cx.lineWidth = 1; cx.strokeStyle = token('--usp-edge'); cx.setLineDash([1, 2]); cx.stroke(hollow); cx.setLineDash([]);
+  }
+  function sharpen(canvas, width, height) {
+    const ratio = Math.min(2, global.devicePixelRatio || 1); canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`; canvas.style.height = `${height}px`; const cx = canvas.getContext('2d'); cx.scale(ratio, ratio); return cx;
+  }
+  const look = (node) => { const style = getComputedStyle(node); return { em: parseFloat(style.fontSize), dark: style.colorScheme.includes('dark'), token: (key) => style.getPropertyValue(key).trim() }; };
+
+  /** A map without words, for a card. */
+  function thumbnail(canvas, map, range) {
+    const width = canvas.parentNode ? canvas.parentNode.clientWidth : 0; if (!width || !map.columns.length) return;
+    const { em, dark, token } = look(canvas), gap = 0.3 * em, w = (width - gap * (map.ranks.length - 1)) / map.columns.length, h = Math.max(1, Math.min(0.62 * em, (6 * em) / map.heads));
+    const cx = sharpen(canvas, width, h * map.heads);
+    paintCells(cx, map, colours(map, dark, range), token, { w, h, top: 0 }, (c) => c * w + map.columns[c].index * gap);
+  }
+
+  function mapPanel(d, map, range, acts) {
+    const found = d.result.accuracy, canvas = el('canvas', { 'aria-hidden': 'true' });
     const readout = el('p', { class: 'uspv-readout', 'aria-live': 'polite' }, 'Point at a cell, or move over the map with the arrow keys; Enter shows the token in the player.');
     const stage = el('div', { class: 'uspv-map', tabindex: 0, role: 'application', 'aria-roledescription': 'error map',
       'aria-label': `Error of ${plural(map.columns.length, 'column')} of tokens by ${plural(map.heads, 'head')}: ${found.wrong_rows} of ${found.rows} rows wrong. Arrow keys move, Page Up and Page Down change rank, Enter shows the token.` }, canvas);
@@ -209,7 +246,7 @@
     let at = null, g = null;
 
     function place() {
-      const css = getComputedStyle(stage), em = parseFloat(css.fontSize), left = 2.6 * em, top = 1.7 * em, gap = Math.max(4, 0.5 * em);
+      const css = getComputedStyle(stage), em = parseFloat(css.fontSize), left = 3.4 * em, top = 1.7 * em, gap = Math.max(4, 0.5 * em);
       const space = stage.clientWidth - left - gap * (map.ranks.length - 1) - 2, n = Math.max(1, map.columns.length);
       const w = Math.max(2, Math.min(2.4 * em, Math.floor((space / n) * 4) / 4)), h = Math.max(5, Math.min(1.5 * em, (22 * em) / map.heads));
       g = { em, left, top, gap, w, h, width: Math.max(stage.clientWidth, left + n * w + gap * (map.ranks.length - 1) + 2), height: top + h * map.heads + 2 };
@@ -217,22 +254,9 @@
     const x = (column) => g.left + column * g.w + map.columns[column].index * g.gap;
     function draw() {
       if (!stage.isConnected || !stage.clientWidth) return;
-      place(); const ratio = Math.min(2, global.devicePixelRatio || 1), style = getComputedStyle(stage), token = (key) => style.getPropertyValue(key).trim();
-      canvas.width = Math.round(g.width * ratio); canvas.height = Math.round(g.height * ratio); canvas.style.width = `${g.width}px`; canvas.style.height = `${g.height}px`;
-      const cx = canvas.getContext('2d'); cx.scale(ratio, ratio);
-      const colour = colours(map, style.colorScheme.includes('dark')), ink = token('--usp-ink'), muted = token('--usp-muted'), family = token('--usp-font');
-      const gapX = g.w > 7 ? 1 : g.w > 4 ? 0.5 : 0, gapY = g.h > 7 ? 1 : 0;
-      const stripes = new Path2D(), hollow = new Path2D();
-      map.columns.forEach((column, c) => {
-        for (let head = 0; head < map.heads; head++) {
-          const code = map.codes[c * map.heads + head], px = x(c), py = g.top + head * g.h, pw = g.w - gapX, ph = g.h - gapY;
-          if (!code) { hollow.rect(px + 0.5, py + 0.5, Math.max(1, pw - 1), ph - 1); continue; }
-          cx.fillStyle = colour.css(code); cx.fillRect(px, py, pw, ph);
-          if (code > map.data.limit && pw >= 5 && ph >= 5) { stripes.moveTo(px + 1.5, py + ph - 1.5); stripes.lineTo(px + pw - 1.5, py + 1.5); }
-        }
-      });
-      cx.lineWidth = 1.25; cx.strokeStyle = token('--usp-panel'); cx.stroke(stripes);
-      cx.lineWidth = 1; cx.strokeStyle = token('--usp-edge'); cx.setLineDash([1, 2]); cx.stroke(hollow); cx.setLineDash([]);
+      place(); const { dark, token } = look(stage), cx = sharpen(canvas, g.width, g.height), gapX = g.w > 7 ? 1 : g.w > 4 ? 0.5 : 0, gapY = g.h > 7 ? 1 : 0;
+      const colour = colours(map, dark, range), ink = token('--usp-ink'), muted = token('--usp-muted'), family = token('--usp-font');
+      paintCells(cx, map, colour, token, g, x);
       cx.font = `${0.82 * g.em}px ${family}`; cx.textBaseline = 'middle'; let free = -1;
       for (const { rank, from, to } of map.ranks) {
         if (from === to) continue;
@@ -255,8 +279,8 @@
     }
     function legend(colour) {
       const { limit } = map.data, ramp = (from, to) => Array.from({ length: 6 }, (_, i) => colour.css(Math.round(from + ((to - from) * i) / 5))).join(', ');
-      const wrong = map.codes.some((code) => code > limit), part = (kind, from, to, label) => el('span', null, el('i', { 'data-kind': kind, style: from === null ? {} : { 'background-image': `linear-gradient(to right, ${ramp(from, to)})` } }), label);
-      scale.replaceChildren(part('right', colour.low, limit, `${figure(valueOf(map, colour.low))} to tolerance ${figure(map.data.tolerance)}`),
+      const wrong = map.codes.some((code) => code > limit && code < 255), part = (kind, from, to, label) => el('span', null, el('i', { 'data-kind': kind, style: from === null ? {} : { 'background-image': `linear-gradient(to right, ${ramp(from, to)})` } }), label);
+      scale.replaceChildren(part('right', colour.low, limit, `${figure(valueOf(map, colour.low))} to the tolerance, ${figure(map.data.tolerance)}`),
         ...(wrong ? [part('wrong', limit + 1, colour.high, `striped: wrong, up to ${colour.high >= 254 ? 'huge' : figure(valueOf(map, colour.high))}`)] : []),
         ...(map.codes.includes(255) ? [part('nan', null, null, 'NaN or infinite')] : []), ...(map.codes.includes(0) ? [part('pad', null, null, 'padding, not scored')] : []),
         ...(map.data.borders.length ? [part('document', null, null, 'document border')] : []), el('span', null, 'log scale'),
@@ -311,15 +335,15 @@
       const label = svg('text', { x: 0, y: rank * (rowH + 6) + 15 }); label.textContent = `rank ${rank}`;
       picture.append(label, svg('rect', { x: left, y: rank * (rowH + 6), width: width - left - right, height: rowH, rx: 3, class: 'uspv-row' }));
     }
-    for (const [rank, step, kind, what, start, stop] of lanes) {
-      const over = kind === 'send' && what === 'send', y = rank * (rowH + 6) + (over ? rowH * 0.55 : kind === 'wait' ? rowH / 2 - 2 : 2), h = over ? rowH * 0.4 : kind === 'wait' ? 4 : rowH - 4;
-      const rect = svg('rect', { x: at(start), y, width: Math.max(0.75, at(stop) - at(start)), height: h, class: `uspv-${kind}`, ...(kind === 'send' ? { style: `fill: url(#${id})` } : {}) });
-      const tip = svg('title'); tip.textContent = `rank ${rank} · ${what} · ${stages[step] || `step ${step}`} · ${millis(stop - start)}`; rect.append(tip); picture.append(rect);
-    }
-    const step = [1, 2, 5].flatMap((n) => [0.01, 0.1, 1, 10, 100, 1000, 10000].map((p) => n * p)).sort((a, b) => a - b).find((ms) => end / 1000 / ms <= 6) || end / 1000;
-    for (let ms = 0; ms * 1000 <= end; ms += step) {
+    const tickStep = [1, 2, 5].flatMap((n) => [0.01, 0.1, 1, 10, 100, 1000, 10000].map((p) => n * p)).sort((a, b) => a - b).find((ms) => end / 1000 / ms <= 6) || end / 1000;
+    for (let ms = 0; ms * 1000 <= end; ms += tickStep) {
       const x = at(ms * 1000), y = ranks * (rowH + 6), tick = svg('text', { x, y: y + 18, 'text-anchor': ms ? 'middle' : 'start', class: 'uspv-tick' }); tick.textContent = `${Number(ms.toPrecision(3))}${ms ? '' : ' ms'}`;
       picture.append(svg('line', { x1: x, x2: x, y1: 0, y2: y + 4, class: 'uspv-grid' }), tick);
+    }
+    for (const [rank, step, kind, what, start, stop] of lanes) {
+      const over = what === 'send' && (stages[step] || '').startsWith('hop'), y = rank * (rowH + 6) + (over ? rowH * 0.55 : kind === 'wait' ? rowH / 2 - 2 : 2), h = over ? rowH * 0.4 : kind === 'wait' ? 4 : rowH - 4;
+      const rect = svg('rect', { x: at(start), y, width: Math.max(0.75, at(stop) - at(start)), height: h, class: `uspv-${kind}`, ...(kind === 'send' ? { style: `fill: url(#${id})` } : {}) });
+      const tip = svg('title'); tip.textContent = `rank ${rank} · ${what} · ${stages[step] || `step ${step}`} · ${millis(stop - start)}`; rect.append(tip); picture.append(rect);
     }
     return el('figure', null, el('figcaption', null, title), picture);
   }
@@ -399,10 +423,11 @@
       if (d.result.error) parts.push(errorBlock(error));
       if (d.result.accuracy) parts.push(...numbers(d, card));
       if (d.result.error) {
-        parts.push(...reasons(d, card, acts));
+        const first = cards.get('sglang'), same = card.policy === 'unguarded' && first && first.details && facts(first.details).message === error.message && d.rule && !d.rule.guard;
+        if (same) parts.push(el('p', null, 'The same as without skipping: this is none of the three ring guards.')); else parts.push(...reasons(d, card, acts));
         if (error.where && error.where.length && outcome !== 'refused') parts.push(whereTable(error));
         if (error.limit && outcome === 'invalid') parts.push(el('p', null, `${error.key || ''}: ${error.limit}`));
-        if (outcome !== 'refused' || !d.rule) for (const warning of d.result.warnings || []) if (!d.result.accuracy) parts.push(el('p', { class: 'uspv-warn' }, warning.text));
+        if (!d.rule) for (const warning of d.result.warnings || []) parts.push(el('p', { class: 'uspv-warn' }, warning.text));
       }
       card.body.replaceChildren(...parts, footer(d, acts));
     }
@@ -445,6 +470,8 @@
     runs.addEventListener('keydown', (e) => rove([...runs.children], e, (button) => choose(button.dataset.policy)));
     function openTab(key) { if (!TABS.some(([known]) => known === key)) return; tab = key; paint(); if (options.onTab) options.onTab(key); }
     function choose(policy) { if (!cards.get(policy) || !cards.get(policy).details) return; chosen = policy; picked = true; paint(); const button = runs.querySelector(`[data-policy="${CSS.escape(policy)}"]`); if (runs.contains(document.activeElement) && button) button.focus(); }
+    const range = () => rangeOf([...cards.values()].map((card) => card.map).filter(Boolean));
+    function thumbs() { const shared = range(); for (const card of cards.values()) if (card.map && card.thumb) thumbnail(card.thumb, card.map, shared); }
     const interest = ['wrong', 'verified', 'crashed', 'timeout', 'refused', 'invalid', 'failed'];
     function paint() {
       const done = [...cards.values()].filter((card) => card.details); more.hidden = !done.length; if (!done.length) { panel = null; return; }
@@ -455,7 +482,7 @@
       for (const button of tabButtons) { const on = button.dataset.tab === tab; button.setAttribute('aria-selected', String(on)); button.tabIndex = on ? 0 : -1; }
       const d = cards.get(chosen).details; panel = null; sheet.setAttribute('aria-labelledby', `${id}-tab-${tab}`); sheet.dataset.tab = tab;
       const make = {
-        map: () => { if (!d.map) return none(`${short(chosen)}: no output to compare, so there is no map.${done.some((card) => card.details.map) ? ' Choose another run above.' : ''}`); panel = mapPanel(d, acts); return panel.node; },
+        map: () => { if (!d.map) return none(`${short(chosen)}: no output to compare, so there is no map.${done.some((card) => card.details.map) ? ' Choose another run above.' : ''}`); panel = mapPanel(d, cards.get(chosen).map, range(), acts); return panel.node; },
         timeline: () => (d.spent ? timelinePanel(d) : none('Nothing ran.')), costs: () => (d.spent ? costsPanel(d) : none('Nothing ran.')), table: () => (d.spent ? tablePanel(d) : none('Nothing ran.')),
         reproduce: () => (d.reproduce ? codePanel([['Shell', d.reproduce.command], ['Python', d.reproduce.python]], say) : none('Nothing to reproduce.')), json: () => codePanel([['Result', JSON.stringify(d.result, null, 2)]], say),
       }[tab];
@@ -475,16 +502,13 @@
     function ended(card, announced) {
       say(announced); const next = [...cards.values()].find((c) => c.status === 'waiting');
       if (next) { show(next, 'running'); next.body.replaceChildren(el('p', { class: 'uspv-mute' }, 'The ranks are at it.')); }
-      else if (![...cards.values()].some((c) => c.status === 'running')) {
-        box.dataset.state = 'done';
-        if (options.onRunAgain && !card.node.querySelector('.uspv-again')) { /* the page has its own Run button; a card that failed offers another try */ }
-      }
+      else if (![...cards.values()].some((c) => c.status === 'running')) box.dataset.state = 'done';
       paint();
     }
     function result(policy, details) {
       const d = typeof details === 'string' ? JSON.parse(details) : details; let card = cards.get(policy);
       if (!card) { card = newCard(policy); cards.set(policy, card); rail.append(card.node); }
-      card.details = d; fill(card); compare(card); rescale();
+      card.details = d; card.map = d.map ? readMap(d.map) : null; fill(card); compare(card); rescale(); thumbs();
       const refused = cards.get('sglang'), seen = cards.get('unguarded');
       if (refused && refused.behind && seen && seen.details && seen.details.seen) behind(refused, seen.details.seen, true);
       ended(card, `${name(policy, d.result.release)}: ${(OUTCOMES[d.result.outcome] || OUTCOMES.failed)[1]}. ${d.gist || ''}`);
@@ -501,10 +525,10 @@
       box.dataset.state = 'idle'; paint();
     }
 
-    const redraw = () => { if (panel) panel.draw(); };
+    const redraw = () => { if (panel) panel.draw(); thumbs(); };
     const theme = new MutationObserver(redraw), size = new ResizeObserver(redraw);
     theme.observe(document.body, { attributes: true, attributeFilter: ['class', 'data-theme'] }); theme.observe(document.documentElement, { attributes: true, attributeFilter: ['class', 'data-theme'] });
-    size.observe(sheet); matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw, { signal: stop.signal });
+    size.observe(box); matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw, { signal: stop.signal });
     function destroy() { stop.abort(); theme.disconnect(); size.disconnect(); }
     clear();
 

@@ -14,7 +14,7 @@ from usp_viz.scenario import Scenario
 from usp_viz.views import reproduce
 from usp_viz.views.errormap import ErrorMap
 from usp_viz.views.spent import Spent
-from usp_viz.views.verdict import gist, headline, number, pairs_text, trace_text
+from usp_viz.views.verdict import gist, headline, pairs_text, trace_text
 
 DETAILS_VERSION = 1
 
@@ -57,11 +57,10 @@ def seen(behind: Run) -> str:
     assert found is not None
     if behind.outcome == "verified":
         return f"Behind the guard all {found.rows} rows come out right."
-    text = (
+    return (
         f"Behind the guard {found.wrong_rows} of {found.rows} rows come out wrong, by up to "
-        f"{number(found.max_abs)}, and nothing says so."
+        f"{found.max_abs:.2g}, and nothing says so."
     )
-    return " ".join([text, *(said for _, said in behind.warnings)])
 
 
 def foreseen(scenario: Scenario) -> str:
