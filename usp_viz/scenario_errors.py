@@ -153,7 +153,7 @@ def _no_mask(key: str, value: Any) -> InvalidScenario:
 
 def _no_word(key: str, value: Any, words: list[str]) -> InvalidScenario:
     if key == "engine" and ":" in str(value):
-        limit = "a file cannot name code to load; give module:attr on the command line"
+        limit = "a scenario names an engine, never code to load"
         return InvalidScenario(key, value, limit, ["builtin"])
     limit = f"one of {', '.join(words)}" + (f", or {_OR[key]}" if key in _OR else "")
     nearest = closest(value, words) if isinstance(value, (str, int, float)) else []
