@@ -340,7 +340,10 @@ def test_endless_standard_input_is_not_read_to_its_end() -> None:
         ("mesh.ring=2=3", "mesh.ring: '2=3' — expected an integer, got text"),
         ("mesh.rng=2", "mesh.rng: 2 — unknown key"),
         ("mesh.ring.x=2", "mesh.ring.x: 2 — ring is 2, not a mapping: set ring itself"),
-        ("engine=os:system", "engine: 'os:system' — a file cannot name code to load"),
+        (
+            "engine=os:system",
+            "engine: 'os:system' — a scenario names an engine, never code to load",
+        ),
     ],
 )
 def test_malformed_pairs(pair: str, message: str) -> None:
