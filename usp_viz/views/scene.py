@@ -348,12 +348,14 @@ class _Steps:
                 "caption": caption,
                 "why": reason,
                 "ghost": int(step.ghost),
-                "events": list(self._groups(frame.events)),
+                "events": list(self._groups(frame.events, frame.ranks)),
                 "state": self._changes(before, frame.ranks),
             }
             before = frame.ranks
 
-    def _groups(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+    def _groups(
+        self, events: Iterable[Event], ranks: Sequence[RankState]
+    ) -> Iterator[dict[str, Any]]:
         """Events by op and tensor, each group as packed columns."""
         groups: dict[tuple[str, str], list[Event]] = {}
         for event in events:
@@ -372,7 +374,11 @@ class _Steps:
                 if any(shapes):
                     data["shape"] = pack(shapes)
                 if self.weights is not None:
-                    shares = (self.weights.share(event) for event in group)
+                    held = [ranks[event.src].q for event in group]
+                    shares = [
+                        self.weights.share(event, q.rows if q else event.rows)
+                        for event, q in zip(group, held, strict=True)
+                    ]
                     data["share"] = pack([round(share * WHOLE) for share in shares])
             odd = [(n, event.bytes) for n, event in enumerate(group) if self._odd(event)]
             if odd:

@@ -40,13 +40,12 @@ class Softmax:
         total = weights.sum(-1, keepdims=True)
         self.weights: NDArray[np.float64] = weights / np.where(total == 0.0, 1.0, total)
 
-    def share(self, event: Event) -> float:
-        """What an attend's keys have of the softmax of its rows and heads, 0 … 1, on average."""
-        rows, keys = _ids(event.rows), _ids(event.keys)
-        part = self.weights[:, event.heads[0] : event.heads[1]][:, :, rows]
-        scored = part.sum(-1) > 0
-        count = int(scored.sum())
-        return float(part[..., keys].sum()) / count if count else 0.0
+    def share(self, event: Event, queries: Spans) -> float:
+        """What an attend's keys have of the softmax of a rank's `queries`, 0 … 1, on average."""
+        own = self.weights[:, event.heads[0] : event.heads[1]]
+        scored = int((own[:, :, _ids(queries)].sum(-1) > 0).sum())
+        met = own[:, :, _ids(event.rows)][..., _ids(event.keys)]
+        return float(met.sum()) / scored if scored else 0.0
 
 
 def softmax(scenario: Scenario, visibility: Visibility) -> Softmax | None:
