@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import json
+import re
+import threading
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import pytest
 
-from usp_viz.errors import MissingRequirement
+from usp_viz.loading import bundled, parse_mapping
 from usp_viz.plan import simulate
 from usp_viz.runtime import verify
-from usp_viz.runtime.accuracy import Accuracy, RankAccuracy
-from usp_viz.runtime.result import Problem, Run, Where
+from usp_viz.runtime.limits import limits
+from usp_viz.runtime.result import Run
 from usp_viz.scenario import POLICIES, Scenario
-from usp_viz.ui import page
-from usp_viz.ui.cards import Card
+from usp_viz.ui import front, page
+from usp_viz.ui.catalog import GROUPS, catalog
+from usp_viz.ui.desk import Desk
+from usp_viz.ui.legal import DEGREES, offers
+from usp_viz.ui.look import answer, look
 
-MARKUP = '<img src=x onerror="alert(1)"> ${alert(2)} **bold**'
+MARKUP = '<img src=x onerror="alert(1)"> ${alert(2)} </script>'
+PAD = "    - {{tail_pad: {{start: {}}}}}\n"
+BAD_PAD = "attention.mask[1].tail_pad.start"
+ASSETS = Path(page.__file__).parents[2] / "assets"
 
 
 def a_run(scenario: Scenario, **changes: Any) -> Run:
@@ -42,12 +51,26 @@ def demo() -> gr.Blocks:
 # -- what is on it -----------------------------------------------------------------------------
 
 
-def test_text_of_others_only_goes_where_it_stays_text(demo: gr.Blocks) -> None:
-    """Whatever an event writes is shown by a component that knows no markup."""
-    written = {type(block) for fn in demo.fns.values() for block in fn.outputs}
-    plain = {gr.Textbox, gr.Code, gr.Slider}
-    assert {kind.__name__ for kind in written - plain} == {"Api"}
-    assert not [block for block in demo.blocks.values() if isinstance(block, gr.HTML)]
+def test_text_of_others_never_becomes_markup(demo: gr.Blocks) -> None:
+    """The one component holds no value; its script is ours alone and makes no markup of text."""
+    shown = [block for block in demo.blocks.values() if isinstance(block, gr.HTML)]
+    assert len(shown) == 1
+    assert not shown[0].value
+    assert "${" not in shown[0].html_template
+    for name in front.SCRIPTS:
+        source = (ASSETS / name).read_text("utf-8")
+        found = re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", source
+        )
+        assert not found, name
+
+
+def test_what_is_put_into_the_script_stays_data() -> None:
+    made = front.script([{"group": MARKUP, "scenarios": []}])
+    assert MARKUP not in made
+    literal = made[made.index("USPApp(element") :]
+    assert not {"<", "${"} & {literal[n : n + k] for n in range(len(literal)) for k in (1, 2)}
+    assert json.loads(literal[literal.index("{") : literal.rindex("}") + 1])["catalog"]
 
 
 def test_only_the_endpoints_are_public(demo: gr.Blocks) -> None:
@@ -56,115 +79,166 @@ def test_only_the_endpoints_are_public(demo: gr.Blocks) -> None:
 
 
 def test_whatever_needs_ranks_waits_in_one_queue(demo: gr.Blocks) -> None:
-    groups = {fn.concurrency_id: [] for fn in demo.fns.values()}
-    for fn in demo.fns.values():
-        groups[fn.concurrency_id].append((fn.name, fn.concurrency_limit))
-    assert sorted(groups["ranks"]) == [("_run", 1), ("run", 1)]
+    found = [(fn.name, fn.concurrency_limit) for fn in demo.fns.values() if _ranks(fn)]
+    assert sorted(found) == [("run", 1), ("stream", 1)]
 
 
-# -- the frames --------------------------------------------------------------------------------
+def _ranks(fn: Any) -> bool:
+    return fn.concurrency_id == "ranks"
 
 
-def test_stepping_stays_inside_the_trace() -> None:
-    last = simulate(Scenario.load("varlen-ring").set({"policy": "extended"})).steps - 1
-    text = page.answers.bundled_text("varlen-ring")
-    at = 0
-    for _ in range(last + 3):
-        at = page._next(text, "extended", at)
-    assert at == last
-    assert f"step {last} of {last}" in page._frame(text, "extended", last + 7)
-    about, slider, frame = page._rewind(text, "extended")
-    assert "Four ranks hold" in about
-    assert (slider.maximum, slider.value) == (last, 0)
-    assert f"step 0 of {last}" in frame
+def test_every_bundled_scenario_has_a_place_and_a_promise() -> None:
+    named = [name for group in GROUPS.values() for name in group]
+    assert sorted(named) == sorted(bundled())
+    assert [group["group"] for group in catalog()] == list(GROUPS)
+    assert all(promise for group in GROUPS.values() for promise in group.values())
 
 
-@pytest.mark.parametrize("text", ["mesh: {ring: 0}", "", "[", "/etc/passwd", "mesh: {ring: 4096}"])
-def test_what_cannot_be_shown_is_said(text: str) -> None:
-    about, slider, frame = page._rewind(text, "extended")
-    assert about == frame == page._frame(text, "extended", 3)
-    assert frame.startswith("Invalid: ")
-    assert not slider.interactive
-    assert page._next(text, "extended", 3) == 3
+# -- looking at a scenario -----------------------------------------------------------------------
 
 
-# -- the three columns -------------------------------------------------------------------------
+@pytest.mark.parametrize("name", bundled())
+def test_a_bundled_scenario_is_shown_as_it_is_written(name: str) -> None:
+    found = answer({"name": name})
+    assert found["text"] == bundled()[name].read_text("utf-8")
+    assert found["error"] is None
+    assert found["address"] == f"scenario={name}"
+    assert answer({"address": found["address"]})["text"] == found["text"]
+    scene = json.loads(found["scene"])
+    assert found["show"] == Scenario.load(name).policy
+    assert scene["title"] == found["title"]
 
 
-def columns(state: list[str]) -> list[list[str]]:
-    return [state[1 + 4 * n : 5 + 4 * n] for n in range(len(POLICIES))]
+def test_a_change_keeps_the_rest_and_drops_what_was_expected_of_the_file() -> None:
+    found = answer({"name": "varlen-ring", "set": {"mesh.ring": 1, "mesh.ulysses": 4}})
+    before = parse_mapping(answer({"name": "varlen-ring"})["text"], "a")
+    after = parse_mapping(found["text"], "b")
+    assert after["mesh"] == {"ulysses": 4, "ring": 1}
+    assert {k: v for k, v in before.items() if k not in ("mesh", "expect")} == {
+        k: v for k, v in after.items() if k != "mesh"
+    }
 
 
-def test_each_column_is_filled_when_its_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("name: a\nmesh:\n  ulysses: 2\n  ring: 0\n", 4, "mesh.ring"),
+        ("name: a\nmesh: {ulysses: 2, rong: 1}\n", 2, "mesh.rong"),
+        (f"name: a\nattention:\n  mask:\n{PAD.format(3)}{PAD.format(99)}", 5, BAD_PAD),
+        ("name: a\nmesh: [\n", 3, ""),
+        ("name: a\nname: b\n", None, ""),
+        ("name: a\ntitle: *x\n", 2, ""),
+    ],
+)
+def test_an_error_names_its_line(text: str, line: int | None, key: str) -> None:
+    found = answer({"text": text})
+    assert found["error"]["line"] == line
+    assert found["error"]["key"] == key
+    assert found["text"] == text
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        3,
+        "x",
+        {},
+        {"text": 3},
+        {"text": None, "set": [1]},
+        {"name": "../x"},
+        {"address": "?mesh=1&%%%=2&mesh.ring"},
+        {"text": "{}", "set": {"": 1}},
+        {"text": "{}", "set": {"mesh": {"a": {}}}},
+    ],
+)
+def test_any_question_is_answered(asked: Any) -> None:
+    found = json.loads(look(asked))
+    assert "text" in found or found["outcome"] == "invalid"
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_what_is_offered_is_legal_and_what_is_not_says_why(name: str) -> None:
+    scenario = Scenario.load(name)
+    for key, options in offers(scenario).items():
+        for option in options:
+            if "why" in option:
+                assert option["why"]
+            else:
+                made = scenario.set(option.get("set", {key: option["value"]}))
+                assert made.dotted().get(key, option["value"]) == option["value"]
+                assert made.mesh.ranks <= max(limits().max_ranks, scenario.mesh.ranks)
+
+
+def test_degrees_beyond_this_server_are_shown_with_the_reason() -> None:
+    found = {o["value"]: o for o in offers(Scenario.load("dense-2x2"))["mesh.ulysses"]}
+    assert "32 ranks" in found[16]["why"]
+    assert set(found) <= set(DEGREES)
+
+
+# -- the three policies ------------------------------------------------------------------------
+
+
+def test_each_policy_is_told_as_its_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run(scenario: Scenario) -> Run:
+    def run(scenario: Scenario) -> dict[str, Any]:
         asked.append(scenario.policy)
-        return a_run(scenario, accuracy=Accuracy(0, 0, 1, (RankAccuracy(0, 48, 0, 0.0),)))
+        return {"kind": "result"}
 
-    monkeypatch.setattr(verify, "run", run)
-    states = page._run("name: mine\n")
+    monkeypatch.setattr(page, "_ran", run)
+    told = page.tell(Desk(lambda: None), "name: mine\n", "t")
     for n, policy in enumerate(POLICIES):
-        before = next(states)
+        assert next(told) == {"kind": "began", "policy": policy}
         assert asked == list(POLICIES[:n])
-        assert policy in before[0]
-        assert [bool(column[1]) for column in columns(before)] == [m < n for m in range(3)]
-    (last,) = states
-    assert all("VERIFIED" in column[0] for column in columns(last))
-    assert last[0].startswith("mine on ")
+        assert next(told) == {"kind": "result", "policy": policy}
+    assert list(told) == [{"kind": "done"}]
 
 
 def test_an_invalid_scenario_is_said_at_once() -> None:
-    (state,) = page._run(f"name: '{MARKUP}'\n")
-    assert state[0].startswith("Invalid: name: ")
-    assert not any(map(any, columns(state)))
+    (told,) = page.tell(Desk(lambda: None), "name: '<b>'\n", "t")
+    assert told["kind"] == "invalid"
+    assert told["text"].startswith("name: ")
 
 
-def test_what_is_missing_is_said_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_lacks_is_said_under_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from usp_viz.errors import MissingRequirement
+
     def run(scenario: Scenario) -> Run:
         raise MissingRequirement("No GPU", "Use --set run.device=cpu")
 
     monkeypatch.setattr(verify, "run", run)
-    *_, last = page._run("{}")
-    assert all(
-        c[:2] == ["! INVALID", "MissingRequirement: No GPU. Use --set run.device=cpu"]
-        for c in columns(last)
-    )
+    told = list(page.tell(Desk(lambda: None), "{}", "t"))
+    assert [t["policy"] for t in told if t["kind"] == "failed"] == list(POLICIES)
+    assert told[1]["text"] == "MissingRequirement: No GPU. Use --set run.device=cpu"
 
 
-def test_a_refusal_word_for_word_and_its_ways_out() -> None:
-    scenario = Scenario.load("varlen-ring")
-    details = {
-        "because": ["ring = 2 > 1", "world = 4 > 1"],
-        "fixes": [{"id": "a", "title": "Ring off", "set": {}}],
-    }
-    problem = Problem("NotImplementedError", MARKUP, (0, 1), "rule", details)
-    card = Card.of(a_run(scenario, outcome="refused", problem=problem))
-    assert card.verdict == "⊘ REFUSED"
-    assert card.message.startswith(f"NotImplementedError: {MARKUP}\n")
-    assert "ring = 2 > 1; world = 4 > 1." in card.message
-    assert "1. Ring off" in card.message
-    assert card.ranks == "rank 0 raised it\nrank 1 raised it"
+# -- cancelling ----------------------------------------------------------------------------------
 
 
-def test_a_crash_says_who_was_where() -> None:
-    where = Where(3, "died", 2, "hop 0", "send", "exit code -9")
-    problem = Problem("RankDied", "rank 3 died", (3,), where=(where,))
-    card = Card.of(a_run(Scenario(), outcome="crashed", problem=problem))
-    assert card.ranks == str(where)
+def test_a_ticket_cancels_its_own_run_and_no_other() -> None:
+    stopped: list[str] = []
+    running, ended = threading.Event(), threading.Event()
+    desk = Desk(lambda: (stopped.append("stop"), ended.set()))
+
+    def work() -> None:
+        with desk.serve("mine"):
+            running.set()
+            assert ended.wait(60)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert running.wait(60)
+    assert not desk.cancel("another")
+    assert not stopped
+    assert desk.cancel("mine")
+    worker.join(60)
+    assert stopped
+    assert desk.is_cancelled("another")
 
 
-def test_wrong_rows_have_bars_that_fit() -> None:
-    ranks = (
-        RankAccuracy(0, 12, 0, 1e-7),
-        RankAccuracy(1, 12, 12, 3.0),
-        RankAccuracy(2, 12, 12, math.nan),
-        RankAccuracy(3, 12, 12, math.inf),
-    )
-    found = Accuracy(math.nan, 1.0, 1e-5, ranks)
-    lines = Card.of(a_run(Scenario(), outcome="wrong", accuracy=found)).ranks.splitlines()
-    assert [line.split()[1] for line in lines] == ["0", "1", "2", "3"]
-    assert lines[0].count("█") == 0
-    assert lines[1].count("█") == lines[3].count("█") == 8
-    assert "NaN" in lines[2]
-    assert max(map(len, lines)) <= 48
+def test_what_was_cancelled_before_its_turn_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_ran", lambda scenario: pytest.fail("it ran"))
+    desk = Desk(lambda: None)
+    desk.cancel("t")
+    assert list(page.tell(desk, "{}", "t")) == [{"kind": "cancelled"}]

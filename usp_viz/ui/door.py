@@ -19,7 +19,9 @@ MAX_BODY = 4_000_000
 """Bytes: a scenario is at most a megabyte of text, which JSON may escape."""
 MAX_DEPTH = 64
 _READING = ("GET", "HEAD", "OPTIONS")
-_CALLS = re.compile(r"/gradio_api/(queue/join|(call|run|api)/[\w/]+|cancel|reset)/?")
+_CALLS = re.compile(
+    r"/gradio_api/(queue/join|(call|run|api)/[\w/]+|component_server|cancel|reset)/?"
+)
 _UNUSED = re.compile(r"/gradio_api/(deep_link|proxy=)")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -18,7 +17,6 @@ from usp_viz.ui.page import build
 
 LAUNCH: dict[str, Any] = {
     "app_kwargs": {"middleware": [Middleware(Door)]},
-    "css_paths": Path(__file__).with_name("style.css"),
     "enable_monitoring": False,
     "footer_links": ["api", "settings"],
     "inbrowser": False,
