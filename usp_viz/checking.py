@@ -11,7 +11,7 @@ RESULT_VERSION = 1
 
 
 def check(scenario: Scenario) -> dict[str, Any]:
-    """The prediction of `scenario` under its own policy and release, as in contracts.
+    """The prediction of `scenario` under its own policy and release; see docs/formats.md.
 
     Returns:
         ``predicted`` (an outcome), ``error`` (the refusal with its rule, reasons and fixes, or

@@ -123,6 +123,9 @@ def _check(arguments: argparse.Namespace) -> int:
                 print("\n".join(f"  {line}" for line in error_text(error, source)))
             for warning in found["warnings"]:
                 print(f"  warning   {warning['text']}")
+            if scenario.policy == "extended":
+                under = check(scenario.set({"policy": "sglang"}))["predicted"]
+                print(f"  sglang {scenario.release} would give: {under} (--policy sglang says why)")
             print()
     return worst(codes)
 
@@ -130,34 +133,53 @@ def _check(arguments: argparse.Namespace) -> int:
 def _simulate(arguments: argparse.Namespace) -> int:
     from usp_viz.plan import simulate
 
-    scenario = _one(arguments)
-    trace = simulate(scenario)
-    if arguments.json:
-        if trace.spans(MAX_JSON_SPANS) > MAX_JSON_SPANS:
-            limit = f"its JSON would list over {MAX_JSON_SPANS:,} spans of rows; use fewer tokens"
-            raise InvalidScenario("tokens.total", scenario.tokens.total, limit)
-        print(trace.json_text())
-    else:
+    for scenario in _each(arguments.file, arguments):
+        if isinstance(scenario, InvalidScenario):
+            raise scenario
+        trace = simulate(scenario)
+        if arguments.json:
+            if trace.spans(MAX_JSON_SPANS) > MAX_JSON_SPANS:
+                limit = f"its JSON would list over {MAX_JSON_SPANS:,} spans of rows"
+                raise InvalidScenario("tokens.total", scenario.tokens.total, limit)
+            print(trace.json_text())
+            continue
         from usp_viz.views.text import frames_text, summary_text
 
-        for part in (
-            frames_text(trace, scenario) if arguments.frames else (summary_text(trace, scenario),)
-        ):
+        parts = (
+            frames_text(trace, scenario) if arguments.frames else [summary_text(trace, scenario)]
+        )
+        for part in parts:
             print(part)
+        if any(event.op == "raise" for event in trace.step(trace.steps - 1)):
+            again = f"usp-viz simulate {arguments.file} --frames --policy extended"
+            print(f"it ends in a raise; what would move otherwise: {again}", file=sys.stderr)
     return 0
 
 
 def _scenarios(arguments: argparse.Namespace) -> int:
     from usp_viz.loading import bundled
     from usp_viz.scenario import Scenario
+    from usp_viz.scenario_errors import closest
 
+    if arguments.name:
+        known = bundled()
+        if arguments.name not in known:
+            limit = f"one of {', '.join(known)}"
+            raise InvalidScenario(
+                "NAME", arguments.name, limit, closest(arguments.name, list(known))
+            )
+        print(known[arguments.name].read_text("utf-8"), end="")
+        return 0
     loaded = [Scenario.load(name) for name in bundled()]
     if arguments.json:
         _print_json([s.normalised() for s in loaded])
     else:
         width = max((len(s.name) for s in loaded), default=0)
         for s in loaded:
-            print(f"{s.name:<{width}}  {s.title}")
+            expected = f"  [{s.expect.error or s.expect.outcome}]" if s.expect else ""
+            print(f"{s.name:<{width}}  {s.title}{expected}")
+        hint = "usp-viz scenarios NAME prints one as a file, to start your own from"
+        print(hint, file=sys.stderr)
     return 0
 
 
@@ -214,31 +236,18 @@ def _each(source: str, arguments: argparse.Namespace) -> Iterator[Scenario | Inv
         yield scenario.set({"policy": policy, "expect": None})
 
 
-def _one(arguments: argparse.Namespace) -> Scenario:
-    return _load(arguments.file, arguments)
-
-
 def _load(source: str, arguments: argparse.Namespace) -> Scenario:
-    from usp_viz.loading import parse_sets, read_mapping, set_dotted
+    from usp_viz.loading import parse_sets
     from usp_viz.scenario import Scenario
 
     sets = parse_sets(arguments.set or ())
-    written = read_mapping(source)
     named = {
         "policy": arguments.policy if arguments.policy != "all" else None,
         "release": arguments.release,
         "engine": getattr(arguments, "engine", None),
     }
     sets |= {key: value for key, value in named.items() if value is not None}
-    scenario = Scenario.parse(set_dotted(written, sets))  # which may mend what was invalid
-    if not sets or scenario.expect is None or "expect" in {key.split(".")[0] for key in sets}:
-        return scenario
-    # `expect` speaks of the file's own question; a changed one has no expectation.
-    try:
-        same = scenario.hash == Scenario.parse(written).hash
-    except InvalidScenario:
-        same = False
-    return scenario if same else scenario.set({"expect": None})
+    return Scenario.load(source, sets)
 
 
 # -- output --------------------------------------------------------------------------------------
@@ -249,6 +258,7 @@ def _print_json(data: Any) -> None:
 
 
 def _complain(text: str) -> None:
+    sys.stdout.flush()  # where both end in one file, in the order in which they were said
     print(f"usp-viz: {printable(text)}", file=sys.stderr)
 
 
@@ -300,7 +310,12 @@ def _parser() -> argparse.ArgumentParser:
 
     def asks(sub: Any, engine: bool = False) -> None:
         sub.add_argument("--policy", metavar="P", help="sglang, unguarded, extended or all")
-        sub.add_argument("--release", metavar="R", help="the sglang release whose rules apply")
+        sub.add_argument(
+            "--release",
+            metavar="R",
+            help="the sglang release whose rules apply: 0132848349 (a commit, the default), or "
+            "0.5.16 to 0.5.23",
+        )
         if engine:
             sub.add_argument("--engine", metavar="E", help="who runs it (default: builtin)")
         sub.add_argument(
@@ -317,7 +332,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("--frames", action="store_true", help="print every step as text")
     asks(sub)
-    command("scenarios", _scenarios, "list the bundled scenarios")
+    sub = command("scenarios", _scenarios, "list the bundled scenarios, or print one")
+    sub.add_argument("name", nargs="?", metavar="NAME", help="print this one as a file")
     sub = command("schema", _schema, "print the JSON Schema of a format", as_json=False)
     sub.add_argument(
         "which", nargs="?", default="scenario", choices=("scenario", "trace", "result")

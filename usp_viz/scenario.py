@@ -340,15 +340,30 @@ use shards: auto; nearest legal: 6, 8
     @classmethod
     def load(cls, source: str, sets: Mapping[str, Any] | None = None) -> Scenario:
         """Read a file, ``-`` (standard input) or a bundled scenario by name, then apply `sets`."""
-        from usp_viz.loading import read_mapping, set_dotted
+        from usp_viz.loading import read_mapping
 
-        return cls.parse(set_dotted(read_mapping(source), sets or {}))
+        return cls._changed(read_mapping(source), sets or {})
 
     def set(self, sets: Mapping[str, Any]) -> Scenario:
         """A copy with dotted keys changed, validated again: ``s.set({"mesh.ring": 1})``."""
+        return self._changed(self.as_written(), sets)
+
+    @classmethod
+    def _changed(cls, written: Mapping[str, Any], sets: Mapping[str, Any]) -> Scenario:
+        """`written` with `sets` applied, which may also mend what it has wrong.
+
+        An `expect` speaks of the question as it was written: a changed question has none.
+        """
         from usp_viz.loading import set_dotted
 
-        return self.parse(set_dotted(self.as_written(), sets))
+        scenario = cls.parse(set_dotted(written, sets))
+        if not sets or scenario.expect is None or any(key.startswith("expect") for key in sets):
+            return scenario
+        try:
+            same = scenario.hash == cls.parse(written).hash
+        except InvalidScenario:
+            same = False
+        return scenario if same else cls.parse({**scenario.as_written(), "expect": None})
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False

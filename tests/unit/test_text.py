@@ -42,11 +42,11 @@ def test_a_hop_of_four_ranks() -> None:
 Each rank attends to the keys it holds, while that KV already travels on for
 hop 1.
 
-                   Q              KV           KV arriving   partial O
-  ring 0  rank 0   [0, 8) h0-2    [0, 8) h0    [8, 16) h0    [0, 8) h0-2, 108 pairs
-  ring 0  rank 1   [0, 8) h3-5    [0, 8) h1    [8, 16) h1    [0, 8) h3-5, 108 pairs
-  ring 1  rank 2   [8, 16) h0-2   [8, 16) h0   [0, 8) h0     [8, 16) h0-2, 108 pairs
-  ring 1  rank 3   [8, 16) h3-5   [8, 16) h1   [0, 8) h1     [8, 16) h3-5, 108 pairs
+                            Q              KV           KV arriving   partial O
+  ring position 0  rank 0   [0, 8) h0-2    [0, 8) h0    [8, 16) h0    [0, 8) h0-2, 108 pairs
+  ring position 0  rank 1   [0, 8) h3-5    [0, 8) h1    [8, 16) h1    [0, 8) h3-5, 108 pairs
+  ring position 1  rank 2   [8, 16) h0-2   [8, 16) h0   [0, 8) h0     [8, 16) h0-2, 108 pairs
+  ring position 1  rank 3   [8, 16) h3-5   [8, 16) h1   [0, 8) h1     [8, 16) h3-5, 108 pairs
 
 moves
   rank 0 → 2   KV [0, 8) h0    2 KiB

@@ -17,7 +17,7 @@ from usp_viz.mesh import Mesh
 from usp_viz.scenario import Scenario
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2.5e-2}
-"""c of the contract: |error| <= c · max(1, max |V|)."""
+"""c of docs/formats.md: |error| <= c · max(1, max |V|)."""
 
 
 @dataclass(frozen=True, slots=True)

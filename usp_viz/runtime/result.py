@@ -39,10 +39,13 @@ class Where:
     message: str
 
     def __str__(self) -> str:
+        return f"rank {self.rank} {self.ending}"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, without saying who."""
         doing = f"in {self.op}, step {self.step} ({self.stage})" if self.op else "before any step"
-        return f"rank {self.rank} {self.status} {doing}" + (
-            f": {self.message}" if self.message else ""
-        )
+        return f"{self.status} {doing}" + (f": {self.message}" if self.message else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Run:
 
     Attributes:
         scenario: As asked, normalised by validation.
-        outcome: See contracts.
+        outcome: verified, wrong, refused, crashed or timeout; see docs/formats.md.
         backend, device: What computed.
         accuracy, pairs: None unless every rank returned an output.
         problem: Why there is no output.
@@ -126,7 +129,7 @@ class Run:
         return EXIT_CODES[self.outcome] if met is None else 0 if met else 1
 
     def to_json(self) -> dict[str, Any]:
-        """The result object of the contract."""
+        """The result object of docs/formats.md, as ``usp-viz schema result`` describes it."""
         s = self.scenario
         return plain(
             {

@@ -162,7 +162,7 @@ def _ranks(frame: Frame, mesh: Mesh) -> Iterator[str]:
     for ring in range(mesh.ring):
         for rank in mesh.ulysses_group(ring):
             state = frame.ranks[rank]
-            name = f"ring {ring}  rank {rank}" + (" RAISES" if state.raised else "")
+            name = f"ring position {ring}  rank {rank}" + (" RAISES" if state.raised else "")
             cells = [name, *(_held_text(lane(state)) for _, lane in lanes)]
             if state.partial is not None:
                 cells[1 + [name for name, _ in lanes].index("partial O")] += (

@@ -12,7 +12,7 @@ from usp_viz.scenario import Scenario
 if TYPE_CHECKING:
     from usp_viz.ledger import Pairs
     from usp_viz.runtime.accuracy import Accuracy
-    from usp_viz.runtime.result import Run
+    from usp_viz.runtime.result import Problem, Run
 
 MARKS = {
     "verified": "✓",
@@ -57,7 +57,8 @@ def error_text(error: Mapping[str, Any], source: str) -> Iterator[str]:
         yield f"{'because' if not n else '':9} {fact}"
     for n, fix in enumerate(error.get("fixes", ())):
         yield f"{'ways out' if not n else '':9} {n + 1}. {fix['title']}"
-        yield f"{'':12} usp-viz run {shlex.quote(source)} {set_flags(fix['set'])}"
+        file = "FILE" if source == "-" else shlex.quote(source)
+        yield f"{'':12} usp-viz run {file} {set_flags(fix['set'])}"
 
 
 def set_flags(sets: Mapping[str, Any]) -> str:
@@ -95,8 +96,8 @@ def gist(run: Run) -> str:
 def _body(run: Run, source: str) -> Iterator[str]:
     if run.problem is not None:
         yield from error_text(run.problem.to_json(), source)
-        for where in run.problem.where:
-            yield f"{'':9} {where}"
+        yield from _afterwords(run, source)
+        yield from where_text(run.problem)
     for _, text in run.warnings:
         yield f"warning   {text}"
     if run.accuracy is not None:
@@ -109,8 +110,36 @@ def _body(run: Run, source: str) -> Iterator[str]:
     yield (
         f"time      {timing['wall_ms']:.0f} ms"
         + (f", of which {cold:.0f} ms to start the ranks" if cold else ", ranks warm")
-        + f"; attention {timing['attention_ms']:.1f} ms ({run.backend}, {run.device})"
+        + (
+            f"; attention {timing['attention_ms']:.1f} ms ({run.backend}, {run.device})"
+            if run.accuracy
+            else ""
+        )
     )
+    if run.expectation_met:
+        yield "expected  this is what the file says it should give"
+
+
+def _afterwords(run: Run, source: str) -> Iterator[str]:
+    """What a refusal leaves open."""
+    policy = run.scenario.policy
+    if run.outcome != "refused":
+        return
+    if policy == "unguarded":
+        yield "note      unguarded skips the three ring guards only; this check stands beside them"
+    elif policy == "sglang" and source != "-":
+        command = f"usp-viz run {shlex.quote(source)} --policy all"
+        yield f"behind it {command} shows what it saves you from"
+
+
+def where_text(problem: Problem) -> Iterator[str]:
+    """How each rank ended; ranks that ended alike share a line."""
+    alike: dict[str, list[int]] = {}
+    for where in problem.where:
+        alike.setdefault(where.ending, []).append(where.rank)
+    for ending, ranks in alike.items():
+        names = ", ".join(map(str, ranks))
+        yield f"{'':9} rank{'s' if len(ranks) > 1 else ''} {names} {ending}"
 
 
 def rank_bars(found: Accuracy, width: int = BAR) -> Iterator[str]:
