@@ -19,7 +19,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed ## install what is needed and serve the page
-	$(PY) app.py
+	@$(PY) app.py || [ $$? = 130 ]
 
 test: format-check lint types layers chromium ## install the test tools too, run every check and every test
 	@if command -v chromium >/dev/null; then set -x; $(PY) -m pytest; \
