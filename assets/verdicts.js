@@ -59,7 +59,7 @@
       else if (key === 'style') for (const [property, v] of Object.entries(value)) node.style.setProperty(property, v);
       else node.setAttribute(key, value === true ? '' : value);
     }
-    node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ''));
+    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ''));
     return node;
   }
   function svg(tag, attributes, ...children) {
@@ -181,9 +181,10 @@
 
   function cellText(map, column, head) {
     const c = map.columns[column], code = map.codes[column * map.heads + head];
-    const rows = c.rows.length > 1 ? `rows ${c.rows[0]} to ${c.rows[c.rows.length - 1]}` : `row ${c.rows[0]}`;
+    const copied = c.rows[0] < map.data.sequence[0] || c.rows[0] >= map.data.sequence[1];
+    const rows = (copied ? 'replicated ' : '') + (c.rows.length > 1 ? `rows ${c.rows[0]} to ${c.rows[c.rows.length - 1]}` : `row ${c.rows[0]}`);
     const error = code === 0 ? 'padding, not scored' : code === 255 ? 'NaN or infinite, wrong' : code === 1 ? 'no error' : `error about ${figure(valueOf(map, code))}, ${code > map.data.limit ? 'wrong' : 'within tolerance'}`;
-    return `Rank ${c.rank}, ${rows}, head ${head}${map.data.borders.length ? `, document ${c.document + 1}` : ''}: ${error}${c.rows.length > 1 ? ' (the worst of them)' : ''}`;
+    return `Rank ${c.rank}, ${rows}, head ${head}${map.data.borders.length && !copied ? `, document ${c.document + 1}` : ''}: ${error}${c.rows.length > 1 ? ' (the worst of them)' : ''}`;
   }
 
   function mix(a, b, t) { return a.map((v, i) => Math.round(v + (b[i] - v) * t)); }

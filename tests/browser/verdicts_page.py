@@ -1,6 +1,6 @@
 """A page with nothing on it but the verdicts, made of real runs.
 
-``python -m tests.browser.verdicts_page OUT.html`` writes one to look at; ``?case=refused#dark`` picks.
+``python -m tests.browser.verdicts_page OUT.html`` writes one; open it with ``?case=refused#dark``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>%(style)s
 html { background: var(--usp-page); font-size: clamp(14px, .5vw + 8px, 30px); }
-body { margin: 0; color: var(--usp-ink); background: var(--usp-page); font: 1rem/1.5 var(--usp-font); }
+body { margin: 0; color: var(--usp-ink); font: 1rem/1.5 var(--usp-font); }
 main { padding: 1rem clamp(.75rem, 2vw, 2rem); } h1 { font-size: 1.2rem; margin: 0 0 .8rem; }
 </style></head><body><main><h1>Verdicts</h1><div id="root"></div></main>
 <script type="application/json" id="cases">%(cases)s</script>

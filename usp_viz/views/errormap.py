@@ -58,12 +58,14 @@ class ErrorMap:
     Attributes:
         blocks: One a rank, in sequence order.
         tolerance: What an error may be.
-        borders: Row ids with which documents begin, but the first.
+        borders: Row ids with which documents begin, but the first; an empty one repeats a border.
+        sequence: Row ids [start, stop) of the S rows; all others are replicated.
     """
 
     blocks: tuple[Block, ...]
     tolerance: float
     borders: tuple[int, ...]
+    sequence: tuple[int, int]
 
     @staticmethod
     def of(run: Run, answer: Answer) -> ErrorMap:
@@ -80,7 +82,8 @@ class ErrorMap:
         return ErrorMap(
             tuple(_block(run, answer, rank) for rank in ranks),
             run.accuracy.tolerance,
-            tuple(sorted({int(end) for end in ends if order.start < end < order.stop})),
+            tuple(int(end) for end in ends if end < order.stop),
+            (order.start, order.stop),
         )
 
     def largest(self, count: int = LARGEST) -> list[dict[str, Any]]:
@@ -124,6 +127,7 @@ class ErrorMap:
                 for block, codes in zip(self.blocks, coded, strict=True)
             ],
             "borders": list(self.borders),
+            "sequence": list(self.sequence),
             "codes": text,
             "largest": self.largest(),
         }
