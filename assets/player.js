@@ -230,6 +230,7 @@
             if (q < start || q >= stop) return; // every ring position has its own copy of a replicated query
             for (let j = 0; j < ks.length; j++) {
               if (!computes(m, f, q, ks[j], i, j)) continue;
+              if (!m.allowed[q][ks[j]]) m.forbidden = true;
               const at = (q * m.bins + ks[j]) * parts + f.part;
               if (seen[at]) found.add(s * cells + at);
               seen[at] = 1;
@@ -408,9 +409,10 @@
     g.ch = Math.min(ch, 25 * em);
     const perBlock = Math.ceil(m.R / blocks),
       perLine = Math.ceil(m.U / lines);
+    lanes(m, g);
+    g.ch = Math.min(g.ch, g.need); // no taller than what it holds
     const usedH = g.ch * rows + gy * (rows - 1);
     g.top = g.mesh.y + g.head;
-    if (!g.small) g.mesh.used = g.head + usedH;
     for (let rank = 0; rank < m.P; rank++) {
       const [ring, u] = m.at[rank],
         block = Math.floor(ring / perBlock),
@@ -419,8 +421,7 @@
         row = (ring % perBlock) * lines + line;
       g.cards.push({ rank, x: g.mesh.x + g.left + col * (cw + gx), y: g.top + row * (g.ch + gy), w: cw, h: g.ch });
     }
-    lanes(m, g);
-    if (g.small) g.led.y = Math.max(g.led.y - 1e9, Math.min(g.led.y, g.top + usedH + top + 1.6 * em));
+    if (g.small) g.led.y = Math.min(g.led.y, g.top + usedH + top + 1.6 * em);
     return g;
   }
 
@@ -443,7 +444,7 @@
         const score =
           Math.min(cell, 1.6 * lane) *
           Math.sqrt(Math.min(cell, lane) * lane) *
-          (blocks === 1 && lines === 1 ? 2.2 : lines === 1 ? 1.3 : 1) *
+          (blocks === 1 && lines === 1 ? 2.2 : lines === 1 ? 1.3 : 1 / lines) *
           Math.min(1, lane / 7) *
           Math.min(1, cell / 3);
         if (!best || score > best.score) best = { blocks, lines, cols, rows, gx, gy, score, roomy };
@@ -497,6 +498,7 @@
     }
     g.barY = bar ? y : null;
     g.barH = Math.max(3, 0.62 * lane);
+    g.need = (bar ? y + g.barH : y - skip) + Math.max(pad, title ? 0.7 * em : 0);
   }
 
   const slotX = (g, chip) => g.laneX + (chip.slot % g.per) * g.pitch + (g.lines === 1 ? chip.gap * g.between : 0);
@@ -1109,11 +1111,7 @@
       cx.font = font(0.86 * em);
       cx.fillStyle = theme.muted;
       cx.fillText(
-        fit(
-          cx,
-          byRing(m) ? 'by the ring position that computes them' : 'by the rank that computes them',
-          side - used - 0.6 * em,
-        ),
+        fit(cx, byRing(m) ? 'by ring position' : 'by the rank that computes them', side - used - 0.6 * em),
         x + used + 0.6 * em,
         y - 2.05 * em,
       );
@@ -1276,14 +1274,16 @@
       cx.font = font(0.86 * em);
       cx.fillStyle = theme.muted;
       const extra = audit ? ` · ${audit.missing} missing · ${audit.repeated} twice · ${audit.forbidden} forbidden` : '';
-      const main = `${grouped(done)} of ${grouped(all)} pairs`;
-      if (m.ended(step) && done < all) cx.fillStyle = theme.bad;
+      const main =
+        done > all ? `${grouped(done)} pairs, ${grouped(all)} allowed` : `${grouped(done)} of ${grouped(all)} pairs`;
+      if (m.ended(step) && done !== all) cx.fillStyle = theme.bad;
       const short = m.ended(step) && done < all ? `${main} · ${grouped(all - done)} never` : main;
       const said = fit(cx, extra && cx.measureText(main + extra).width <= side ? main + extra : short, side);
       cx.fillText(said, x, y + side + 1.1 * em);
       cx.fillStyle = theme.muted;
-      if (m.hasMask) {
-        const text = 'hatched: masked',
+      const flagged = m.repeated ? 'red: computed twice' : m.forbidden ? 'red: forbidden' : '';
+      if (m.hasMask || flagged) {
+        const text = flagged || 'hatched: masked',
           w = cx.measureText(text).width;
         if (cx.measureText(said).width + w + 1.5 * em <= side) {
           cx.textAlign = 'right';

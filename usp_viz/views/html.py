@@ -41,7 +41,7 @@ script-src '{script_hash}'; style-src '{style_hash}'; base-uri 'none'; form-acti
 </html>
 """
 STYLE = """
-html { font-size: clamp(14px, .5vw + 8px, 30px); background: var(--usp-page); }
+html { font-size: clamp(14px, .8vw + 4px, 40px); background: var(--usp-page); }
 body { margin: 0; color: var(--usp-ink); background: var(--usp-page);
   font: 1rem/1.5 var(--usp-font); }
 main { display: flex; flex-direction: column; min-height: 100vh; box-sizing: border-box;
@@ -57,7 +57,7 @@ header > * { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-cl
 @media (max-width: 660px) {
   main { padding: 1rem; }
   header p { -webkit-line-clamp: 2; }
-  #player .usp-stage { flex: none; height: 46em; }
+  #player .usp-stage { flex: none; height: 42em; }
 }
 """
 START = """
