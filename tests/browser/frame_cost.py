@@ -49,8 +49,8 @@ def main() -> None:
             page.close()
             chips = len(replay.data["chips"]) // 5 * 2 * ulysses
             print(
-                f"{ulysses * ring} ranks x {chips} chips: {statistics.median(costs):.1f} ms a frame "
-                f"(at most {allowed:g}); scene {len(replay.to_json_text()):,} bytes"
+                f"{ulysses * ring} ranks x {chips} chips: {statistics.median(costs):.1f} ms "
+                f"a frame (at most {allowed:g}); scene {len(replay.to_json_text()):,} bytes"
             )
         browser.close()
 
