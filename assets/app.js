@@ -50,12 +50,11 @@
     ['Tokens', true, [
       ['tokens.total', 'S', 'number', 1], ['tokens.shards', 'shards', 'shards'], ['tokens.documents', 'documents', 'list'],
       ['tokens.layout', 'layout', 'select'],
-      ['tokens.replicated.prefix', 'replicated', 'number', 0, 'prefix'], ['tokens.replicated.suffix', 'replicated', 'number', 0, 'suffix'],
-      ['tokens.replicated.kv_prefix', 'replicated', 'number', 0, 'KV prefix'],
+      ['tokens.replicated', 'replicated', 'triple'],
     ]],
     ['Attention', true, [
       ['attention.layer', 'layer', 'select'], ['attention.causal', 'causal', 'check'], ['attention.mask', 'mask', 'mask'],
-      ['attention.seq_lens', 'seq_lens', 'select'], ['attention.skip_sequence_parallel', 'skip', 'check'], ['attention.skip_kv', 'skip', 'select', 0, 'KV under skip'],
+      ['attention.seq_lens', 'seq_lens', 'select'], ['attention.skip_sequence_parallel', 'skip', 'check', 0, 'skip SP'], ['attention.skip_kv', 'skip', 'select', 0, 'KV under skip'],
     ]],
     ['Tensors', false, [
       ['tensors.heads', 'heads H', 'number', 1], ['tensors.kv_heads', 'KV heads G', 'pills'], ['tensors.head_dim', 'head dim D', 'number', 1],
@@ -115,22 +114,22 @@
     const ui = {};
     ui.theme = button('', flipTheme, { class: 'uspage-quiet' });
     ui.presentButton = button('Present', () => present(!state.present), { class: 'uspage-quiet', title: 'Large type, controls folded, clicker keys' });
+    ui.title = el('span', { class: 'uspage-title' });
+    ui.pick = el('button', { type: 'button', class: 'uspage-pick', 'aria-haspopup': 'dialog', onclick: () => ui.menu.showModal() },
+      el('span', { class: 'uspage-eyebrow' }, 'Scenario'), ui.title, el('span', { class: 'uspage-caret', 'aria-hidden': 'true' }, '▾'));
     ui.top = el('header', { class: 'uspage-top' },
-      el('h1', null, 'USP Viz'), el('p', null, 'Sequence parallelism, Ulysses × ring: see every token move, and check it on real ranks'),
+      el('h1', null, 'USP Viz'), el('p', null, 'Sequence parallelism, Ulysses × ring: see every token move, and check it on real ranks'), el('h2', { class: 'uspage-h2' }, ui.pick),
       el('nav', { 'aria-label': 'Page' },
         button('Copy link', share, { class: 'uspage-quiet' }), button('Save replay', save, { class: 'uspage-quiet', title: 'The replay as one HTML file that needs no network' }),
         button('Words', () => ui.words.showModal(), { class: 'uspage-quiet' }), ui.theme, ui.presentButton));
 
-    ui.title = el('span', { class: 'uspage-title' });
-    ui.pick = el('button', { type: 'button', class: 'uspage-pick', 'aria-haspopup': 'dialog', onclick: () => ui.menu.showModal() },
-      el('span', { class: 'uspage-eyebrow' }, 'Scenario'), ui.title, el('span', { class: 'uspage-caret', 'aria-hidden': 'true' }, '▾'));
     ui.description = el('p', { class: 'uspage-description' });
     ui.facts = el('p', { class: 'uspage-facts' });
     ui.notice = el('div', { class: 'uspage-notice', role: 'alert', hidden: true });
-    ui.paste = el('textarea', { rows: '1', 'aria-label': 'Paste an error text or a launch command', placeholder: 'Paste an error, or a launch command: --ulysses-degree 4 --ring-degree 2 …', spellcheck: 'false', autocapitalize: 'off' });
+    ui.paste = el('textarea', { rows: '1', 'aria-label': 'Paste an error text or a launch command', placeholder: 'Paste an error or a launch command', spellcheck: 'false', autocapitalize: 'off' });
     ui.pasted = el('div', { class: 'uspage-pasted', 'aria-live': 'polite', hidden: true });
     ui.find = el('form', { class: 'uspage-find', onsubmit: (e) => { e.preventDefault(); find(); } }, ui.paste, el('button', { type: 'submit' }, 'Find'));
-    ui.head = el('div', { class: 'uspage-head' }, el('div', { class: 'uspage-headline' }, el('h2', { class: 'uspage-h2' }, ui.pick), ui.description, ui.facts), el('div', { class: 'uspage-findbox' }, ui.find, ui.pasted));
+    ui.head = el('div', { class: 'uspage-head' }, el('div', { class: 'uspage-headline' }, ui.description, ui.facts), el('div', { class: 'uspage-findbox' }, ui.find, ui.pasted));
 
     ui.tabs = el('div', { class: 'uspage-tabs', role: 'tablist', 'aria-label': 'How to change the scenario' });
     ui.controls = el('div', { class: 'uspage-controls', role: 'tabpanel', 'aria-label': 'Controls' });
@@ -207,7 +206,7 @@
     // -- What it is ------------------------------------------------------------------------------
     function headline() {
       const s = state.seen, n = s.normal, m = n.mesh, uneven = new Set(s.shards).size > 1;
-      ui.title.textContent = s.title; ui.description.textContent = s.description;
+      ui.title.textContent = s.title; ui.description.textContent = ui.description.title = s.description;
       document.title = `${s.title.slice(0, 80)} · USP Viz`;
       const parts = [`${m.ulysses * m.ring} rank${m.ulysses * m.ring > 1 ? 's' : ''}: U ${m.ulysses} × R ${m.ring}`,
         `${n.tokens.total} tokens in ${uneven ? `uneven shards ${s.shards.slice(0, 8).join(' · ')}${s.shards.length > 8 ? ' …' : ''}` : `shards of ${s.shards[0]}`}`,
@@ -284,7 +283,7 @@
     function controls() {
       const focused = root.contains(document.activeElement) ? document.activeElement.closest('[data-key]') : null, key = focused && focused.dataset.key;
       const open = new Map([...ui.controls.querySelectorAll('details')].map((d) => [d.dataset.group, d.open]));
-      ui.controls.replaceChildren(...FORM.map(([group, opened, fields]) => el('details', { class: 'uspage-group', 'data-group': group, open: open.has(group) ? open.get(group) : opened }, el('summary', null, group), fields.map(field))));
+      ui.controls.replaceChildren(...FORM.map(([group, opened, fields]) => el('details', { class: 'uspage-group', 'data-group': group, open: open.has(group) ? open.get(group) : opened }, el('summary', null, group), fields.filter(([key]) => key !== 'attention.skip_kv' || state.seen.normal.attention.skip_sequence_parallel).map(field))));
       if (key) { const again = ui.controls.querySelector(`[data-key="${CSS.escape(key)}"]`); if (again) again.focus(); }
     }
 
@@ -301,6 +300,7 @@
         input.addEventListener('change', () => { if (input.value !== '') change({ [key]: Number(input.value) }); });
         return input;
       },
+      triple: (key, value) => el('div', { class: 'uspage-triple' }, Object.entries(value).map(([name, rows]) => el('label', null, MAKERS.number(`${key}.${name}`, rows, 0), name.replace('_', ' ')))),
       check: (key, value) => {
         const input = el('input', { type: 'checkbox', 'data-key': key, 'aria-label': key }); input.checked = value;
         input.addEventListener('change', () => change({ [key]: input.checked }));

@@ -24,7 +24,7 @@ from usp_viz.scenario import (
 )
 
 Option = dict[str, Any]
-DEGREES = (1, 2, 3, 4, 6, 8, 12, 16)
+DEGREES = (1, 2, 4, 8, 16)
 
 
 def offers(scenario: Scenario) -> dict[str, list[Option]]:
@@ -104,13 +104,10 @@ def _degrees(s: Scenario, key: str, current: int, other: int) -> Iterator[Option
     cap = limits().max_ranks
     for n in sorted({*DEGREES, current}):
         if n * other > cap and n != current:
-            if n in (2, 4, 8, 16):
-                why = f"{n} × {other} = {n * other} ranks; this server runs at most {cap}"
-                yield {"value": n, "why": why}
-            continue
-        if n in (3, 6, 12) and n != current and s.tokens.total % n and s.tensors.heads % n:
-            continue  # legal, and nobody's first choice
-        yield from _tried(s, key, n)
+            why = f"{n} × {other} = {n * other} ranks; this server runs at most {cap}"
+            yield {"value": n, "why": why}
+        else:
+            yield from _tried(s, key, n)
 
 
 def _tried(s: Scenario, key: str, value: Any) -> Iterator[Option]:

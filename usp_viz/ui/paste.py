@@ -26,6 +26,8 @@ from usp_viz.ui.writing import dump
 
 MAX_PASTE = 200_000
 MAX_DEGREE = 4096
+BEGINNING = 8
+"""Words of a message that are enough: people paste its first line."""
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "usp-varlen-ring": ("varlen-ring", {}),
@@ -189,13 +191,16 @@ def error_in(text: str) -> tuple[str, str] | None:
 
 @cache
 def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    """Each message of each rule with a case, its gaps open; the longest first."""
+    """Each message of each rule with a case, its gaps open; the longest first, then beginnings."""
     made: dict[str, tuple[str, str, re.Pattern[str]]] = {}
     for rule in RULES:
         if rule.id in CASES:
             for release, text in rule.texts.items():
-                parts = [re.escape(part) for part in re.split(r"\{\w+\}", " ".join(text.split()))]
-                made.setdefault(text, (rule.id, release, re.compile(r".{1,80}?".join(parts))))
+                words = text.split()
+                for said in {" ".join(words), " ".join(words[:BEGINNING])}:
+                    parts = map(re.escape, re.split(r"\{\w+\}", said))
+                    pattern = re.compile(r".{1,80}?".join(parts))
+                    made.setdefault(said, (rule.id, release, pattern))
     return tuple(made[text] for text in sorted(made, key=len, reverse=True))
 
 
