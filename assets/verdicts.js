@@ -361,16 +361,16 @@
       el('details', null, el('summary', null, 'The same as a table'), table('Time by rank', head, rows)));
   }
 
-  function pairBars(title, measured, predicted, note) {
+  function pairBars(title, measured, predicted, note, action) {
     const most = Math.max(1, ...measured, ...predicted), same = measured.length && measured.every((value, i) => value === predicted[i]);
     const bar = (kind, value) => el('div', null, el('span', { class: 'uspv-track', 'aria-hidden': 'true' }, el('i', { 'data-kind': kind, style: { width: `${(100 * value) / most}%` } })), el('span', { class: 'uspv-n' }, bytes(value)), el('span', { class: 'uspv-mute' }, kind));
-    return el('section', null, el('h4', null, title), el('p', { class: same ? 'uspv-good' : 'uspv-mute' }, same ? '✓ measured = predicted, to the byte' : note),
+    return el('section', null, el('h4', null, title), el('p', { class: same ? 'uspv-good' : 'uspv-mute' }, same ? '✓ measured = predicted, to the byte' : note), action,
       el('ul', { class: 'uspv-pairs' }, (predicted.length ? predicted : measured).map((_, rank) => el('li', null, el('span', { class: 'uspv-rank' }, `rank ${rank}`), el('div', null, ...(measured.length ? [bar('measured', measured[rank])] : []), ...(predicted.length ? [bar('predicted', predicted[rank])] : []))))));
   }
-  function costsPanel(d) {
-    const { sent, memory } = d.spent;
+  function costsPanel(d, acts) {
+    const { sent, memory } = d.spent, ask = acts.measure && memory.predicted.length && !memory.measured.length;
     return el('div', { class: 'uspv-two' }, pairBars('Bytes sent to other ranks', sent.measured, sent.predicted, 'Measured and predicted bytes differ: the run went another way than the plan.'),
-      memory.predicted.length ? pairBars('Peak memory of tensors', memory.measured, memory.predicted, memory.measured.length ? 'Predicted counts what a lean implementation must hold at once; kernels may hold more or less.' : 'Predicted: what a lean implementation must hold at once. This run did not measure it.') : none('No output, so no memory to compare.'));
+      memory.predicted.length ? pairBars('Peak memory of tensors', memory.measured, memory.predicted, memory.measured.length ? 'Predicted counts what a lean implementation must hold at once; kernels may hold more or less.' : 'Predicted: what a lean implementation must hold at once. Not measured: counting makes a run slower.', ask ? el('button', { type: 'button', class: 'uspv-small', 'data-do': 'measure', on: { click: acts.measure } }, 'Run once more and measure') : '') : none('No output, so no memory to compare.'));
   }
   const none = (text) => el('p', { class: 'uspv-none' }, text);
 
@@ -400,6 +400,8 @@
       fix: (fix) => { applied = fix; say(`Applying: ${fix.title}`); if (options.onApplyFix) options.onApplyFix(fix); },
       point: (point) => { lastPoint = point; if (options.onPoint) options.onPoint(point); },
     };
+
+    if (options.onMeasure) acts.measure = () => options.onMeasure(chosen);
 
     function newCard(policy) {
       const title = `${id}-${generation}-${policy}`, heading = el('h3', { id: title }, name(policy, scenario && scenario.release)), verdict = el('p', { class: 'uspv-verdict' }), body = el('div', { class: 'uspv-body' });
@@ -484,7 +486,7 @@
       const d = cards.get(chosen).details; panel = null; sheet.setAttribute('aria-labelledby', `${id}-tab-${tab}`); sheet.dataset.tab = tab;
       const make = {
         map: () => { if (!d.map) return none(`${short(chosen)}: no output to compare, so there is no map.${done.some((card) => card.details.map) ? ' Choose another run above.' : ''}`); panel = mapPanel(d, cards.get(chosen).map, range(), acts); return panel.node; },
-        timeline: () => (d.spent ? timelinePanel(d) : none('Nothing ran.')), costs: () => (d.spent ? costsPanel(d) : none('Nothing ran.')), table: () => (d.spent ? tablePanel(d) : none('Nothing ran.')),
+        timeline: () => (d.spent ? timelinePanel(d) : none('Nothing ran.')), costs: () => (d.spent ? costsPanel(d, acts) : none('Nothing ran.')), table: () => (d.spent ? tablePanel(d) : none('Nothing ran.')),
         reproduce: () => (d.reproduce ? codePanel([['Shell', d.reproduce.command], ['Python', d.reproduce.python]], say) : none('Nothing to reproduce.')), json: () => codePanel([['Result', JSON.stringify(d.result, null, 2)]], say),
       }[tab];
       sheet.replaceChildren(make()); if (panel) panel.draw();

@@ -285,6 +285,23 @@ def test_what_to_run_is_copied_as_it_is(page: Page, made: dict[str, Any]) -> Non
     assert json.loads(page.evaluate("window.copied")) == found["result"]
 
 
+def test_memory_is_measured_when_asked_for(page: Page, made: dict[str, Any]) -> None:
+    show(page, "refused")
+    page.get_by_role("tab", name="Bytes & memory").click()
+    panel = page.get_by_role("tabpanel")
+    expect(panel).to_contain_text("measured = predicted, to the byte")
+    panel.get_by_role("button", name="Run once more and measure").click()
+    assert calls(page) == [["measure", "unguarded"]]
+    show(page, "measured")
+    expect(panel.locator('section:last-child [data-kind="measured"]')).to_have_count(4)
+    expect(panel.get_by_role("button", name="Run once more and measure")).to_have_count(0)
+    # The caller's Q, K and V alone: 15, 9, 11 and 13 rows x 3 x 8 heads x 32 x 4 bytes.
+    found = made["measured"]["results"]["extended"]["spent"]["memory"]["measured"]
+    assert all(n >= rows * 3 * 1024 for n, rows in zip(found, (15, 9, 11, 13), strict=True))
+    plan = made["measured"]["results"]["extended"]["spent"]["memory"]["predicted"]
+    assert found == pytest.approx(plan, rel=0.05)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_keeps_its_contrast_and_fits_a_phone(page: Page, theme: str) -> None:
     page.set_viewport_size({"width": 390, "height": 844})

@@ -39,7 +39,7 @@ const cases = JSON.parse(document.getElementById('cases').textContent);
 window.calls = [];
 window.verdicts = USPVerdicts(document.getElementById('root'), {
   onApplyFix: (fix) => calls.push(['fix', fix]), onPoint: (point) => calls.push(['point', point]),
-  onRunAgain: () => calls.push(['again']),
+  onRunAgain: () => calls.push(['again']), onMeasure: (policy) => calls.push(['measure', policy]),
 });
 window.show = (name) => {
   const { scenario, results } = cases[name];
@@ -104,6 +104,7 @@ def cases(pool: RankPool) -> dict[str, Any]:
         "crashed": (ring, {"sglang": run(Scenario.parse(CRASH), pool=pool)}),
         "timeout": (ring, {"extended": hung(ring.set({"policy": "extended", "expect": None}))}),
         "nan": (ring, {"extended": spoilt(base["extended"])}),
+        "measured": (ring, {"extended": run(base["extended"].scenario, pool=pool, memory=True)}),
     }
     made = {
         name: {

@@ -28,6 +28,7 @@ class RankResult:
         lanes: (step, what, start, stop) in seconds of the rank's monotonic clock.
         attention_ms: Wall time of the real pass.
         cpu_ms: CPU time of the real pass, all threads.
+        peak_bytes: The most tensor bytes held at once in the real pass, where that was asked for.
         backend: The kernel that ran.
         device: ``cpu`` or ``cuda``: where it ran.
         versions: Of what ran, e.g. torch.
@@ -40,6 +41,7 @@ class RankResult:
     lanes: tuple[tuple[int, str, float, float], ...] = ()
     attention_ms: float = 0.0
     cpu_ms: float = 0.0
+    peak_bytes: int | None = None
     backend: str = ""
     device: str = "cpu"
     versions: dict[str, str] = field(default_factory=dict[str, str])
@@ -61,7 +63,10 @@ class Engine(Protocol):
         ...
 
     def run_rank(self, context: RankContext, payload: dict[str, Any]) -> RankResult:
-        """Run the scenario on this rank: ``payload["scenario"]`` is a normalised scenario."""
+        """Run ``payload["scenario"]``, a normalised scenario, on this rank.
+
+        With ``payload["memory"]``, count tensor bytes, too: every operation then takes longer.
+        """
         ...
 
 

@@ -36,11 +36,11 @@ def missing(scenario: Scenario) -> tuple[str, str] | None:
 
 def run_rank(context: RankContext, payload: dict[str, Any]) -> RankResult:
     """Run ``payload["scenario"]``, a normalised scenario, under its own policy."""
-    scenario = Scenario.parse(payload["scenario"])
+    scenario, memory = Scenario.parse(payload["scenario"]), bool(payload.get("memory"))
     if scenario.policy != "extended":
         from usp_viz.engines import release
 
-        return release.run_rank(context, scenario)
+        return release.run_rank(context, scenario, memory)
 
     from usp_viz.attention.comm import Comm
     from usp_viz.attention.schedule import Schedule
@@ -60,5 +60,5 @@ def run_rank(context: RankContext, payload: dict[str, Any]) -> RankResult:
         return usp_attention(q, k, v, schedule, comm, local)
 
     swaps = mesh.ulysses > 1 and not schedule.local
-    passes = Passes(context, scenario, schedule.own_queries, schedule.own_keys)
+    passes = Passes(context, scenario, schedule.own_queries, schedule.own_keys, memory)
     return passes.run(attend, last_step=schedule.output_step + swaps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from usp_viz.attention import inputs
 from usp_viz.attention.comm import Recorder
 from usp_viz.attention.ids import IdAttention, IdRecorder, K, Q, V, names
 from usp_viz.attention.local import KernelAttention
+from usp_viz.attention.meter import PeakMeter
 from usp_viz.attention.timing import TimeRecorder
 from usp_viz.attention.usp import LocalAttention
 from usp_viz.engines.base import RankResult, as_float
@@ -37,10 +39,19 @@ class Passes:
         scenario: What runs.
         queries: Rows of its Q and output.
         keys: Rows of its K and V.
+        memory: Whether to count tensor bytes in the real pass, which then takes longer.
     """
 
-    def __init__(self, context: RankContext, scenario: Scenario, queries: Rows, keys: Rows) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        scenario: Scenario,
+        queries: Rows,
+        keys: Rows,
+        memory: bool = False,
+    ) -> None:
         self._context, self._scenario = context, scenario
+        self._memory = memory
         self._queries, self._keys = queries, keys
         tensors, device = scenario.tensors, context.device
         weight = tensors.head_dim * ITEMSIZE[tensors.dtype]
@@ -69,7 +80,8 @@ class Passes:
         self.recorder.held(last_step, "output", "output", out)
         timer = TimeRecorder(self._context.emit)
         q, k, v = self._tensors()
-        with torch.inference_mode():
+        meter = PeakMeter(q, k, v) if self._memory else None
+        with torch.inference_mode(), meter or nullcontext():
             wall, cpu = time.perf_counter(), time.process_time()
             out = attend(q, k, v, timer, local(timer))
             if self._context.device.type == "cuda":
@@ -83,6 +95,7 @@ class Passes:
             lanes=tuple(timer.lanes),
             attention_ms=wall * 1e3,
             cpu_ms=cpu * 1e3,
+            peak_bytes=meter and meter.peak,
             backend="sdpa",
             device=self._context.device.type,
             versions={"torch": str(torch.__version__)},

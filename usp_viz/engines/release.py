@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from usp_viz.runtime.context import RankContext
 
 
-def run_rank(context: RankContext, scenario: Scenario) -> RankResult:
+def run_rank(context: RankContext, scenario: Scenario, memory: bool = False) -> RankResult:
     """Record the communication on ids, then run it on the real tensors.
 
     Raises:
@@ -35,7 +35,7 @@ def run_rank(context: RankContext, scenario: Scenario) -> RankResult:
     rank = context.rank
     call = Call(scenario, scenario.release, scenario.policy == "unguarded")
     program = Program.of(call, rank)
-    passes = Passes(context, scenario, program.own_queries, program.own_keys)
+    passes = Passes(context, scenario, program.own_queries, program.own_keys, memory)
     end = rules.ending(scenario, policy=scenario.policy)
     if end is not None:
         _raise(end, passes.recorder, rank)

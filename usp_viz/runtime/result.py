@@ -92,6 +92,7 @@ class Run:
         warnings: (id, text) of known silent traps.
         outs: Each rank's output [B, L, H, D].
         lanes: Each rank's (step, what, start, stop), in seconds from the first of all.
+        peak_bytes: The most tensor bytes that each rank held at once; empty unless asked for.
         timing: wall_ms, attention_ms, cold_start_ms.
         versions: Of what ran.
     """
@@ -112,6 +113,7 @@ class Run:
     lanes: Mapping[int, tuple[tuple[int, str, float, float], ...]] = field(
         default_factory=dict[int, tuple[tuple[int, str, float, float], ...]], repr=False
     )
+    peak_bytes: Mapping[int, int] = field(default_factory=dict[int, int], repr=False)
 
     @property
     def expectation_met(self) -> bool | None:

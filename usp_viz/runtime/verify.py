@@ -40,6 +40,7 @@ def run(
     *,
     pool: RankPool | None = None,
     on_event: OnEvent | None = None,
+    memory: bool = False,
 ) -> Run:
     """Run a scenario on real ranks and judge it.
 
@@ -48,6 +49,7 @@ def run(
         engine: Overrides the scenario's engine.
         pool: Warm ranks; by default those of this process.
         on_event: Told of each recorded event as it arrives, in no particular order among ranks.
+        memory: Count tensor bytes on each rank, too; its times are then longer than they need be.
 
     Raises:
         InvalidScenario: Over a cap of this machine.
@@ -59,7 +61,7 @@ def run(
     begun = time.perf_counter()
     check_limits(scenario)
     report = (pool or default_pool()).run(
-        job(scenario),
+        job(scenario, memory),
         world=scenario.mesh.ranks,
         timeout_s=scenario.run.timeout_s,
         device=scenario.run.device,
@@ -108,6 +110,11 @@ def judge(scenario: Scenario, report: RunReport, begun: float | None = None) -> 
         warnings=tuple((w.id, w.text) for w in rules.warnings(scenario, scenario.policy)),
         outs=outs,
         lanes=_lanes(results),
+        peak_bytes={
+            rank: result.peak_bytes
+            for rank, result in results.items()
+            if result.peak_bytes is not None
+        },
     )
 
 
@@ -134,7 +141,7 @@ def check_limits(scenario: Scenario) -> None:
             raise InvalidScenario(key, value, limit, [most] if key.startswith("run") else [])
 
 
-def job(scenario: Scenario) -> Job:
+def job(scenario: Scenario, memory: bool = False) -> Job:
     """What the ranks are to do, whoever starts them.
 
     Raises:
@@ -148,7 +155,7 @@ def job(scenario: Scenario) -> Job:
     missing = engine.missing(scenario)
     if missing:
         raise MissingRequirement(*missing)
-    return Job(engine.ENTRY, {"scenario": scenario.normalised()})
+    return Job(engine.ENTRY, {"scenario": scenario.normalised(), "memory": memory})
 
 
 def _listener(on_event: OnEvent) -> Callable[[int, Any], None]:

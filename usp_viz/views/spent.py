@@ -79,7 +79,6 @@ class Spent:
         spent = cost(scenario)
         machine = _machine(run, spent)
         model = timeline(trace, scenario.tensors.head_dim, machine)
-        peaks: dict[int, int] = getattr(run, "peak_bytes", None) or {}
         return Spent(
             stages=trace.stages,
             measured=tuple(_measured(run)),
@@ -87,7 +86,7 @@ class Spent:
             machine=machine,
             sent=run.trace.bytes_sent_per_rank,
             sent_predicted=tuple(rank.sent for rank in spent.ranks),
-            memory=tuple(peaks[rank] for rank in sorted(peaks)),
+            memory=tuple(run.peak_bytes[rank] for rank in sorted(run.peak_bytes)),
             memory_predicted=tuple(rank.memory.peak for rank in spent.ranks),
         )
 
