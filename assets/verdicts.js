@@ -327,8 +327,8 @@
   // -- costs ------------------------------------------------------------------------------------
 
   let drawn = 0;
-  function lanesFigure(title, lanes, ranks, stages, end) {
-    const id = `uspv-hatch-${drawn++}`, rowH = 22, left = 58, width = 640, right = 12, height = ranks * (rowH + 6) + 30, at = (us) => left + (us / end) * (width - left - right);
+  function lanesFigure(title, lanes, ranks, stages, end, width) {
+    const id = `uspv-hatch-${drawn++}`, rowH = 22, left = 58, right = 12, height = ranks * (rowH + 6) + 30, at = (us) => left + (us / end) * (width - left - right);
     const picture = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `${title}: a row a rank, ${millis(end)} in all; the same as totals in the table below` });
     picture.append(svg('defs', {}, svg('pattern', { id, width: 6, height: 6, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' },
       svg('rect', { width: 6, height: 6, class: 'uspv-send' }), svg('rect', { width: 2, height: 6, class: 'uspv-gap' }))));
@@ -336,7 +336,7 @@
       const label = svg('text', { x: 0, y: rank * (rowH + 6) + 15 }); label.textContent = `rank ${rank}`;
       picture.append(label, svg('rect', { x: left, y: rank * (rowH + 6), width: width - left - right, height: rowH, rx: 3, class: 'uspv-row' }));
     }
-    const tickStep = [1, 2, 5].flatMap((n) => [0.01, 0.1, 1, 10, 100, 1000, 10000].map((p) => n * p)).sort((a, b) => a - b).find((ms) => end / 1000 / ms <= 6) || end / 1000;
+    const tickStep = [1, 2, 5].flatMap((n) => [0.01, 0.1, 1, 10, 100, 1000, 10000].map((p) => n * p)).sort((a, b) => a - b).find((ms) => end / 1000 / ms <= (width - left) / 80) || end / 1000;
     for (let ms = 0; ms * 1000 <= end; ms += tickStep) {
       const x = at(ms * 1000), y = ranks * (rowH + 6), tick = svg('text', { x, y: y + 18, 'text-anchor': ms ? 'middle' : 'start', class: 'uspv-tick' }); tick.textContent = `${Number(ms.toPrecision(3))}${ms ? '' : ' ms'}`;
       picture.append(svg('line', { x1: x, x2: x, y1: 0, y2: y + 4, class: 'uspv-grid' }), tick);
@@ -349,14 +349,15 @@
     return el('figure', null, el('figcaption', null, title), picture);
   }
 
-  function timelinePanel(d) {
+  function timelinePanel(d, space) {
+    const width = Math.max(320, Math.min(640, space > 720 ? space / 2 : space));
     const spent = d.spent, ranks = d.result.world;
     if (!spent.measured.length) return none('No rank attended anything in this run, so there are no times. The verdict says how far each rank came.');
     const end = (lanes) => Math.max(1, ...lanes.map((lane) => lane[5])), totals = (lanes, rank, kind) => millis(sum(lanes.filter((l) => l[0] === rank && l[2] === kind).map((l) => l[5] - l[4])));
     const kinds = Object.keys(KINDS), head = ['Rank', ...kinds.map((kind) => `${KINDS[kind]}, measured`), ...['compute', 'send', 'wait'].map((kind) => `${KINDS[kind]}, predicted`)];
     const rows = Array.from({ length: ranks }, (_, rank) => [`rank ${rank}`, ...kinds.map((kind) => totals(spent.measured, rank, kind)), ...['compute', 'send', 'wait'].map((kind) => totals(spent.predicted, rank, kind))]);
     return el('div', { class: 'uspv-stack' }, el('ul', { class: 'uspv-key' }, kinds.map((kind) => el('li', null, el('i', { 'data-kind': kind }), KINDS[kind]))),
-      el('div', { class: 'uspv-two' }, lanesFigure('Measured on the real ranks', spent.measured, ranks, spent.stages, end(spent.measured)), lanesFigure('Predicted', spent.predicted, ranks, spent.stages, end(spent.predicted))),
+      el('div', { class: 'uspv-two' }, lanesFigure('Measured on the real ranks', spent.measured, ranks, spent.stages, end(spent.measured), width), lanesFigure('Predicted', spent.predicted, ranks, spent.stages, end(spent.predicted), width)),
       el('p', { class: 'uspv-mute' }, `${spent.machine}. An all-to-all as measured includes waiting for the peers; in the prediction, a bar at the foot of a row is a block on its way while the rank computes. Each picture has its own scale.`),
       el('details', null, el('summary', null, 'The same as a table'), table('Time by rank', head, rows)));
   }
@@ -486,7 +487,7 @@
       const d = cards.get(chosen).details; panel = null; sheet.setAttribute('aria-labelledby', `${id}-tab-${tab}`); sheet.dataset.tab = tab;
       const make = {
         map: () => { if (!d.map) return none(`${short(chosen)}: no output to compare, so there is no map.${done.some((card) => card.details.map) ? ' Choose another run above.' : ''}`); panel = mapPanel(d, cards.get(chosen).map, range(), acts); return panel.node; },
-        timeline: () => (d.spent ? timelinePanel(d) : none('Nothing ran.')), costs: () => (d.spent ? costsPanel(d, acts) : none('Nothing ran.')), table: () => (d.spent ? tablePanel(d) : none('Nothing ran.')),
+        timeline: () => (d.spent ? timelinePanel(d, sheet.clientWidth - 32) : none('Nothing ran.')), costs: () => (d.spent ? costsPanel(d, acts) : none('Nothing ran.')), table: () => (d.spent ? tablePanel(d) : none('Nothing ran.')),
         reproduce: () => (d.reproduce ? codePanel([['Shell', d.reproduce.command], ['Python', d.reproduce.python]], say) : none('Nothing to reproduce.')), json: () => codePanel([['Result', JSON.stringify(d.result, null, 2)]], say),
       }[tab];
       sheet.replaceChildren(make()); if (panel) panel.draw();

