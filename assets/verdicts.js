@@ -69,7 +69,7 @@
     return node;
   }
   function table(caption, head, rows) {
-    const right = head.map((_, i) => rows.every((row) => /^[\d.,∞NaN−e+\-\s]*( ?(B|kB|MB|GB|ms))?$/.test(row[i])));
+    const right = head.map((_, i) => rows.every((row) => /^[\d.,∞NaN−–e+\-\s]*( ?(B|kB|MB|GB|ms))?$/.test(row[i])));
     const cell = (tag, text, i, more) => el(tag, { class: right[i] && i ? 'uspv-n' : null, ...more }, text);
     return el('div', { class: 'uspv-scroll', tabindex: 0, role: 'region', 'aria-label': caption }, el('table', null, el('caption', null, caption),
       el('thead', null, el('tr', null, head.map((text, i) => cell('th', text, i, { scope: 'col' })))),
