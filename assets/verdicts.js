@@ -137,15 +137,15 @@
         const said = !rank.rows ? 'no scored rows' : rank.wrong_rows ? `${rank.wrong_rows} of ${rank.rows} wrong` : 'right';
         return el('li', null, el('span', { class: 'uspv-rank' }, `rank ${rank.rank}`),
           el('span', { class: 'uspv-track', 'aria-hidden': 'true' }, rank.rows ? el('i', { 'data-kind': kind, style: { width: `${at(rank.max_abs) * 100}%` } }) : ''),
-          el('span', { class: 'uspv-n' }, rank.rows ? figure(rank.max_abs) : '–'), el('span', { class: 'uspv-word', 'data-kind': kind }, said));
+          el('span', { class: 'uspv-n' }, rank.rows ? figure(rank.max_abs) : '–'), el('span', { class: 'uspv-word', 'data-kind': kind, 'data-short': kind === 'wrong' ? `✗ ${rank.wrong_rows}/${rank.rows}` : kind === 'right' ? '✓' : '–' }, el('span', null, said)));
       })),
       el('p', { class: 'uspv-axis', 'aria-hidden': 'true' }, el('span', null, `tolerance ${figure(accuracy.tolerance)}`)));
   }
 
   function numbers(d, card) {
     const found = d.result.accuracy, parts = [];
-    parts.push(el('p', { class: 'uspv-gist' }, found.wrong_rows ? `${count(found.wrong_rows)} of ${plural(found.rows, 'row')} wrong` : `${plural(found.rows, 'row')}, all within tolerance`,
-      el('span', { class: 'uspv-mute' }, ` · tolerance ${figure(found.tolerance)}`)));
+    parts.push(el('p', { class: 'uspv-gist' }, el('span', null, found.wrong_rows ? `${count(found.wrong_rows)} of ${plural(found.rows, 'row')} wrong` : `${plural(found.rows, 'row')}, all within tolerance`),
+      el('span', { class: 'uspv-mute' }, `tolerance ${figure(found.tolerance)}`)));
     for (const warning of d.result.warnings || []) parts.push(el('p', { class: 'uspv-warn' }, warning.text));
     card.bars = el('div'); card.thumb = el('canvas', { class: 'uspv-thumb', 'aria-hidden': 'true' }); parts.push(card.bars, card.thumb);
     if (d.pairs_text) parts.push(el('p', { class: 'uspv-mute' }, sentence(d.pairs_text)));
@@ -159,7 +159,7 @@
     const buttons = el('span', { class: 'uspv-buttons' });
     if (d.reproduce) buttons.append(copyButton(d.reproduce.command, 'Copy command', acts.say), copyButton(d.reproduce.python, 'Copy Python', acts.say));
     buttons.append(copyButton(JSON.stringify(d.result, null, 2), 'Copy JSON', acts.say));
-    return el('footer', null, parts, el('div', { class: 'uspv-foot' }, el('span', { class: 'uspv-mute' }, time), buttons));
+    return el('div', { class: 'uspv-end' }, parts, el('div', { class: 'uspv-foot' }, el('span', { class: 'uspv-mute' }, time), buttons));
   }
 
   // -- the error map ----------------------------------------------------------------------------
@@ -413,7 +413,7 @@
     function show(card, status, text) {
       card.status = status; card.text = text || ''; const [mark, word, tone] = OUTCOMES[status] || OUTCOMES.failed;
       const found = card.details && card.details.result && card.details.result.accuracy;
-      const silent = status === 'wrong' ? ', silently' : '', size = found ? ` · max |Δ| ${figure(found.max_abs)}` : '';
+      const silent = status === 'wrong' ? ', silently' : '', size = found ? `max |Δ| ${figure(found.max_abs)}` : '';
       card.node.dataset.outcome = status; card.node.dataset.tone = tone; card.node.setAttribute('aria-busy', String(status === 'waiting' || status === 'running'));
       card.verdict.replaceChildren(el('span', { class: 'uspv-mark', 'aria-hidden': 'true' }, mark), el('span', null, word + silent), ...(size ? [el('small', null, size)] : []));
     }
