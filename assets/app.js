@@ -129,7 +129,7 @@
     ui.paste = el('textarea', { rows: '1', 'aria-label': 'Paste an error text or a launch command', placeholder: 'Paste an error or a launch command', spellcheck: 'false', autocapitalize: 'off' });
     ui.pasted = el('div', { class: 'uspage-pasted', 'aria-live': 'polite', hidden: true });
     ui.find = el('form', { class: 'uspage-find', onsubmit: (e) => { e.preventDefault(); find(); } }, ui.paste, el('button', { type: 'submit' }, 'Find'));
-    ui.head = el('div', { class: 'uspage-head' }, el('div', { class: 'uspage-headline' }, ui.description, ui.facts), el('div', { class: 'uspage-findbox' }, ui.find, ui.pasted));
+    ui.head = el('div', { class: 'uspage-head' }, el('div', { class: 'uspage-headline' }, ui.description, ui.facts), ui.find);
 
     ui.tabs = el('div', { class: 'uspage-tabs', role: 'tablist', 'aria-label': 'How to change the scenario' });
     ui.controls = el('div', { class: 'uspage-controls', role: 'tabpanel', 'aria-label': 'Controls' });
@@ -155,7 +155,7 @@
     ui.word = el('div', { class: 'uspage-word', popover: 'auto' });
     ui.leave = button('Leave presenter mode', () => present(false), { class: 'uspage-leave uspage-quiet' });
 
-    const root = el('div', { class: 'uspage' }, ui.top, el('div', { class: 'uspage-body' }, ui.head, ui.notice, ui.side, el('div', { class: 'uspage-main' }, ui.playerPanel, ui.verdicts)), ui.menu, ui.words, ui.word, ui.leave);
+    const root = el('div', { class: 'uspage' }, ui.top, el('div', { class: 'uspage-body' }, ui.head, ui.pasted, ui.notice, ui.side, el('div', { class: 'uspage-main' }, ui.playerPanel, ui.verdicts)), ui.menu, ui.words, ui.word, ui.leave);
     const mount = host.querySelector('.uspage-mount') || host;
     mount.replaceChildren(root);
 
@@ -245,7 +245,7 @@
       ui.menu.replaceChildren(el('div', { class: 'uspage-menuhead' }, el('h2', null, 'Choose a scenario'), button('Close', () => ui.menu.close(), { class: 'uspage-quiet' })), el('div', { class: 'uspage-groups' }, groups));
     }
 
-    const choose = (name) => { state.before = null; return ask({ name, show: null }, { step: 0, run: true }); };
+    const choose = (name) => { state.before = null; ui.pasted.hidden = true; return ask({ name, show: null }, { step: 0, run: true }); };
 
     function fork(step) {
       const name = `${(state.seen && state.seen.name) || 'mine'}`.replace(/(-fork)?$/, '-fork').slice(-80);
@@ -258,9 +258,13 @@
       const text = ui.paste.value.trim(); if (!text) return;
       let found;
       try { found = JSON.parse(await server.find(text)); } catch (error) { found = { said: [`The server does not answer: ${error.message || error}`], choices: [] }; }
-      ui.pasted.hidden = false;
-      ui.pasted.replaceChildren(...found.said.map((line) => el('p', null, line)), el('div', { class: 'uspage-choices' }, found.choices.map((c) => button(c.title, () => ask({ text: c.text, show: null }, { step: 0, run: true })))));
+      tell(found.said, found.choices.map((c) => button(c.title, () => ask({ text: c.text, show: null }, { step: 0, run: true }))));
       if (found.text) { state.before = null; ask({ text: found.text, show: null }, { step: 0, run: true }); }
+    }
+
+    function tell(lines, choices) {
+      ui.pasted.hidden = false;
+      ui.pasted.replaceChildren(el('div', null, lines.map((line) => el('p', null, line))), el('div', { class: 'uspage-choices' }, choices, button('Dismiss', () => { ui.pasted.hidden = true; }, { class: 'uspage-quiet' })));
     }
 
     // -- Controls ----------------------------------------------------------------------------------
@@ -517,7 +521,7 @@
       const text = here(), q = new URLSearchParams(text), step = Math.max(0, Math.min(1e6, Number.parseInt(q.get('step'), 10) || 0));
       tab(q.get('tab')); present(q.get('present') === '1', true);
       return ask({ address: text, show: POLICIES.includes(q.get('show')) ? q.get('show') : null }, { step, replace: true, run: true }).then(() => {
-        if (first && !state.seen && state.error) { const said = state.error; return choose('varlen-ring').then(() => { ui.pasted.hidden = false; ui.pasted.replaceChildren(el('p', null, `The address holds no scenario that can be shown. ${said.message}`)); }); }
+        if (first && !state.seen && state.error) { const said = state.error; return choose('varlen-ring').then(() => { tell([`The address holds no scenario that can be shown. ${said.message}`], []); }); }
         return null;
       });
     }
@@ -531,6 +535,13 @@
       if (!state.scene) return;
       const text = await server.export(state.scene), link = el('a', { href: URL.createObjectURL(new Blob([text], { type: 'text/html' })), download: `${state.seen.name}-${state.show}.html` });
       root.append(link); link.click(); link.remove(); setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+
+    /** Our own icon: Gradio's is asked for at the server's root, which may be another program's. */
+    function icon() {
+      const squares = ['0072b2', 'c2700a', '00875f', 'b8528c'].map((c, i) => `<rect x="${1 + 8 * (i % 2)}" y="${1 + 8 * Math.floor(i / 2)}" width="6" height="6" rx="1.5" fill="%23${c}"/>`).join('');
+      for (const link of document.querySelectorAll('link[rel~="icon"]')) link.remove();
+      document.head.append(el('link', { rel: 'icon', href: `data:image/svg+xml,<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">${squares}</svg>` }));
     }
 
     // -- Manners -----------------------------------------------------------------------------------
@@ -556,7 +567,7 @@
     function destroy() { halt(); stop.abort(); themes.disconnect(); clearTimeout(urlTimer); clearTimeout(typing); player.destroy(); }
     host.uspApp = { state, player, ask, run, cancel, destroy, get busy() { return root.dataset.asking === 'yes' || Boolean(state.running); } };
     global.uspApp = host.uspApp;
-    paintTheme(); tab('controls'); menu(); status('');
+    icon(); paintTheme(); tab('controls'); menu(); status('');
     visit(true);
     return host.uspApp;
   };
