@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it: ``--help`` and ``check`` mu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -29,7 +30,9 @@ Handler = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process's exit code."""
     out: Any = sys.stdout
-    if hasattr(out, "reconfigure"):
+    if out is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif hasattr(out, "reconfigure"):
         out.reconfigure(errors="replace")  # a terminal without · and ✓ shows the rest
     arguments = _parser().parse_args(argv)
     handler: Handler = arguments.handler
@@ -46,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader went away, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (OSError, RuntimeError) as error:  # a full disk, no more processes, a lost fork server
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.close()  # what cannot be written is not tried again at exit
+        return _fail(f"failed: {type(error).__name__}: {error}", 5)
 
 
 def worst(codes: Sequence[int]) -> int:
@@ -65,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_one(source: str, scenario: Scenario | InvalidScenario, arguments: Any) -> int:
-    from usp_viz.runtime.result import invalid_json, missing_json
+    from usp_viz.runtime.result import failed_json, invalid_json, missing_json
     from usp_viz.runtime.verify import run
 
     asked = None if isinstance(scenario, InvalidScenario) else scenario
@@ -79,11 +86,18 @@ def _run_one(source: str, scenario: Scenario | InvalidScenario, arguments: Any) 
         if arguments.json:
             _print_json(invalid_json(error, asked))
         return _invalid(source, error)
+    except (RunCancelled, BrokenPipeError):
+        raise
     except MissingRequirement as error:
         if arguments.json:
             _print_json(missing_json(error, asked))
         _complain(f"{source}: missing: {error}")
         return 4
+    except (OSError, RuntimeError) as error:
+        if arguments.json:
+            _print_json(failed_json(error, "run it again", asked))
+        _complain(f"{source}: failed: {type(error).__name__}: {error}")
+        return 5
     if arguments.json:
         _print_json(result.to_json())
     else:
@@ -105,9 +119,9 @@ def _check(arguments: argparse.Namespace) -> int:
         for scenario in _each(source, arguments):
             if isinstance(scenario, InvalidScenario):
                 if arguments.json:
-                    _print_json(
-                        {"result_version": 1, "predicted": "invalid", "error": scenario.as_json()}
-                    )
+                    from usp_viz.runtime.result import invalid_json
+
+                    _print_json(invalid_json(scenario) | {"predicted": "invalid"})
                 codes.append(_invalid(source, scenario))
                 continue
             found = check(scenario)
@@ -258,7 +272,8 @@ def _print_json(data: Any) -> None:
 
 
 def _complain(text: str) -> None:
-    sys.stdout.flush()  # where both end in one file, in the order in which they were said
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()  # where both end in one file, in the order in which they were said
     print(f"usp-viz: {printable(text)}", file=sys.stderr)
 
 

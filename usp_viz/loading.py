@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -110,8 +111,9 @@ def _read_file(source: str) -> bytes:
     path, names = Path(source), bundled()
     try:
         if path.is_file():
-            with path.open("rb") as file:
-                return file.read(MAX_BYTES + 1)
+            # A file of the kernel's may block for ever: then say that there is nothing to read.
+            with open(path, "rb", opener=_without_waiting) as file:
+                return file.read(MAX_BYTES + 1) or b""
         if source in names:
             return names[source].read_bytes()
         if source and path.is_dir():
@@ -126,6 +128,10 @@ def _read_file(source: str) -> bytes:
         raise _refused(source, str(error)) from None  # a NUL in the name
     limit = "no such file, nor a bundled scenario (usp-viz scenarios lists them)"
     raise _refused(source, limit, closest(source, list(names)))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _refused(source: str, limit: str, nearest: Iterable[str] = ()) -> InvalidScenario:

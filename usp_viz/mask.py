@@ -151,10 +151,9 @@ class Visibility:
     def is_valid(self, rows: Ids, batch_row: int) -> Bools:
         """bool [len(rows)]: not padding in this batch row. Replicated rows always are valid."""
         order = self.order
-        result = (rows < order.start) | (rows >= order.stop)
-        for start, stop in self.valid_spans(batch_row):
-            result |= (rows >= start) & (rows < stop)
-        return result
+        edges = np.asarray(self.valid_spans(batch_row), np.int64).ravel()
+        inside = np.searchsorted(edges, rows, side="right") % 2 == 1  # behind an odd edge
+        return inside | (rows < order.start) | (rows >= order.stop)
 
     def valid_spans(self, batch_row: int) -> Spans:
         """Spans of valid S rows."""

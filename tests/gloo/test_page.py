@@ -200,6 +200,18 @@ def test_predictions_give_what_the_command_line_gives(server: Server) -> None:
     assert client.predict(api_name="/schema") == schemas()["scenario"]
 
 
+def test_plain_http_needs_no_policy(server: Server) -> None:
+    """As curl would call it: only a client of gradio's own fills in what has a default."""
+    headers = {"Content-Type": "application/json"}
+    body = json.dumps({"data": ["seven-tokens"]}).encode()
+    call = urllib.request.Request(server.url + "gradio_api/call/run", body, headers)
+    with urllib.request.urlopen(call, timeout=30) as answer:
+        event = json.load(answer)["event_id"]
+    with urllib.request.urlopen(server.url + f"gradio_api/call/run/{event}", timeout=120) as told:
+        (data,) = [line for line in told.read().decode().splitlines() if line.startswith("data: [")]
+    assert json.loads(data.removeprefix("data: "))[0]["outcome"] == "verified"
+
+
 @pytest.mark.parametrize(
     "sent", ["/etc/passwd", {"engine": "os:system"}, {"mesh": {"ring": 10**9}}]
 )

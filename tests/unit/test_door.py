@@ -45,7 +45,7 @@ def ask(method: str, path: str, *chunks: bytes) -> tuple[int, Any]:
     [
         "/gradio_api/queue/join",
         "/gradio_api/queue/join/",
-        "/gradio_api/call/run",
+        "/gradio_api/call/simulate",
         "/gradio_api/call/v2/run",
         "/gradio_api/run/check",
         "/gradio_api/component_server",

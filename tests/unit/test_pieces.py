@@ -61,8 +61,8 @@ def covers_each_allowed_pair_once(s: Scenario) -> None:
             assert not found or max(found.values()) == 1
 
 
-@pytest.mark.parametrize("tile", [1, 3, 256])
-def test_each_allowed_pair_lies_in_exactly_one_piece(tile: int) -> None:
+@pytest.mark.parametrize(("tile", "scattered"), [(1, 256), (3, 256), (256, 256), (3, 0)])
+def test_each_allowed_pair_lies_in_exactly_one_piece(tile: int, scattered: int) -> None:
     @settings(max_examples=60, deadline=None)
     @given(scenarios(max_ranks=6, max_rows=24))
     def check(s: Scenario) -> None:
@@ -70,6 +70,7 @@ def test_each_allowed_pair_lies_in_exactly_one_piece(tile: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILE", tile)
+        patch.setattr(module, "SCATTERED", scattered)
         check()
 
 
@@ -94,6 +95,16 @@ S = 4096
         ({"attention": {"causal": True}}, 1),
         ({"attention": {"mask": {"prefix_lm": {"prefix": 700}}}}, 3),
         ({"attention": {"mask": {"key": {"valid": [3000], "holes": [[10, 20]]}}}}, 4),
+        (  # scattered padding: tiles, not a call for every two gaps
+            {
+                "attention": {
+                    "mask": {
+                        "key": {"valid": [S], "holes": [[2 * i, 2 * i + 1] for i in range(2000)]}
+                    }
+                }
+            },
+            4,
+        ),
         ({"attention": {"mask": {"gap_pad": {"start": 10, "end": 20}}}}, 4),
         ({"tokens": {"documents": [1000, 1, 0, 1500, 1595]}}, 3),
         ({"tokens": {"documents": [64] * 64}, "attention": {"causal": True}}, 16),

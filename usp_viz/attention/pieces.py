@@ -17,6 +17,8 @@ from usp_viz.mask import Bools, Visibility
 
 TILE = 256
 """Query rows of one masked tile: small, so that its mask is; large enough for the kernel."""
+SCATTERED = 256
+"""Pairs of runs beyond which padding is too scattered for slices, and becomes a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,21 @@ def block_pieces(visibility: Visibility, queries: Rows, keys: Rows) -> tuple[Blo
     return tuple(
         piece
         for batch in _alike(visibility)
-        for q_at, q_run in _valid_runs(visibility, queries, batch.start)
-        for k_at, k_run in _valid_runs(visibility, keys, batch.start)
-        for piece in _run_pieces(visibility, batch, (q_at, q_run), (k_at, k_run))
+        for piece in _batch_pieces(visibility, batch, queries, keys)
     )
+
+
+def _batch_pieces(
+    visibility: Visibility, batch: slice, queries: Rows, keys: Rows
+) -> Iterator[BlockPiece]:
+    q_runs = list(_valid_runs(visibility, queries, batch.start))
+    k_runs = list(_valid_runs(visibility, keys, batch.start))
+    if len(q_runs) * len(k_runs) > SCATTERED:
+        yield from _scattered_pieces(visibility, batch, ids(queries), ids(keys))
+        return
+    for q_run in q_runs:
+        for k_run in k_runs:
+            yield from _run_pieces(visibility, batch, q_run, k_run)
 
 
 def _alike(visibility: Visibility) -> Iterator[slice]:
@@ -97,6 +110,22 @@ def _run_pieces(
             piece.causal,
             piece.mask,
         )
+
+
+def _scattered_pieces(
+    visibility: Visibility, batch: slice, queries: Ids, keys: Ids
+) -> Iterator[BlockPiece]:
+    """Tiles of query rows, each with the mask of all keys between its first and its last."""
+    for top in range(0, len(queries), TILE):
+        rows = queries[top : top + TILE]
+        mask = visibility.allowed(rows, keys, batch.start)
+        mask &= visibility.is_valid(rows, batch.start)[:, None]
+        seen = np.flatnonzero(mask.any(0))
+        if seen.size:
+            where = slice(int(seen[0]), int(seen[-1]) + 1)
+            mask = mask[:, where]
+            whole = None if mask.all() else np.ascontiguousarray(mask)
+            yield BlockPiece(batch, slice(top, top + len(rows)), where, mask=whole)
 
 
 def _dense_pieces(

@@ -16,6 +16,8 @@ from usp_viz.mask import Visibility
 from usp_viz.mesh import Mesh
 from usp_viz.scenario import Scenario
 
+EPSILON = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-24, "bfloat16": 2.0**-24}
+"""Rounding of one score, which is computed in float32 at least."""
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2.5e-2}
 """c of docs/formats.md: |error| <= c · max(1, max |V|)."""
 
@@ -57,16 +59,32 @@ class Answer:
     Attributes:
         out: float64 [B, W, H, D] over the whole order.
         largest_value: max |V|.
+        largest_score: What no |score| exceeds.
     """
 
     out: NDArray[np.float64]
     largest_value: float
+    largest_score: float
 
     @staticmethod
     def of(scenario: Scenario) -> Answer:
         """Compute it."""
         every = ids((range(Layout.of(scenario).order.size),))
-        return Answer(reference(scenario), float(np.abs(make(scenario, "v", every)).max()))
+        q, k = (np.linalg.norm(make(scenario, name, every), axis=-1).max() for name in ("q", "k"))
+        return Answer(
+            reference(scenario),
+            float(np.abs(make(scenario, "v", every)).max()),
+            float(q * k) * scenario.tensors.head_dim**-0.5,
+        )
+
+    def tolerance(self, dtype: str) -> float:
+        """What |error| may be.
+
+        A score of size s is off by s·ε, and the weights of the softmax with it: where that is more
+        than the dtype's own c (outliers in float32), it is what a right implementation shows.
+        """
+        c = max(TOLERANCE[dtype], 2 * EPSILON[dtype] * self.largest_score)
+        return c * max(1.0, self.largest_value)
 
     @staticmethod
     def key(scenario: Scenario) -> tuple[Any, ...]:
@@ -87,7 +105,7 @@ def own_rows(scenario: Scenario, rank: int) -> NDArray[np.int64]:
 def score(scenario: Scenario, answer: Answer, outs: Mapping[int, NDArray[Any]]) -> Accuracy:
     """Compare each rank's output [B, L, H, D] with the reference, scored rows only."""
     visibility = Visibility.of(scenario)
-    tolerance = TOLERANCE[scenario.tensors.dtype] * max(1.0, answer.largest_value)
+    tolerance = answer.tolerance(scenario.tensors.dtype)
     ranks: list[RankAccuracy] = []
     error_square, reference_square = 0.0, 0.0
     for rank, out in sorted(outs.items()):

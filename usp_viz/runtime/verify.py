@@ -125,20 +125,26 @@ def check_limits(scenario: Scenario) -> None:
         InvalidScenario: Names the cap and the environment variable that moves it.
     """
     cap, s = limits(), scenario
-    rows = s.tensors.batch * Layout.of(s).order.size
-    pairs = rows * Layout.of(s).order.size * s.tensors.heads
+    size, ranks, seconds = Layout.of(s).order.size, s.mesh.ranks, s.run.timeout_s
+    rows = s.tensors.batch * size
+    pairs = rows * size * s.tensors.heads
     elements = rows * s.tensors.head_dim * (s.tensors.heads + 2 * s.kv_heads)
+    tokens = ("tokens.total", s.tokens.total)
     checks = (
-        ("mesh.ranks", s.mesh.ranks, cap.max_ranks, "ranks", "USP_VIZ_MAX_RANKS"),
-        ("tokens.total", rows, cap.max_tokens, "rows in all batch rows", "USP_VIZ_MAX_TOKENS"),
-        ("run.timeout_s", s.run.timeout_s, cap.max_seconds, "seconds", "USP_VIZ_MAX_SECONDS"),
-        ("tokens.total", pairs, cap.max_pairs, "(query, key, head) triples", "USP_VIZ_MAX_PAIRS"),
-        ("tensors", elements, cap.max_elements, "elements of Q, K, V", "USP_VIZ_MAX_ELEMENTS"),
+        ("mesh", f"U·R = {ranks}", ranks, cap.max_ranks, "ranks", "RANKS"),
+        ("run.timeout_s", seconds, seconds, cap.max_seconds, "seconds", "SECONDS"),
+        (*tokens, rows, cap.max_tokens, "rows in all batch rows", "TOKENS"),
+        (*tokens, pairs, cap.max_pairs, "(query, key, head) triples", "PAIRS"),
+        (*tokens, elements, cap.max_elements, "elements of Q, K and V", "ELEMENTS"),
     )
-    for key, value, most, what, name in checks:
-        if value > most:
-            limit = f"this machine runs at most {most:,} {what} ({name}); simulate takes more"
-            raise InvalidScenario(key, value, limit, [most] if key.startswith("run") else [])
+    for key, value, amount, most, what, name in checks:
+        if amount > most:
+            asked = "" if amount == value else f", and this needs {amount:,}"
+            limit = f"a run has at most {most:,} {what} (USP_VIZ_MAX_{name}){asked}"
+            power = 2 if name == "PAIRS" else 1
+            fitting = int(s.tokens.total * (most / amount) ** (1 / power))
+            nearest = [max(1, fitting)] if key == "tokens.total" else [most]
+            raise InvalidScenario(key, value, f"{limit}; simulate takes more", nearest)
 
 
 def job(scenario: Scenario, memory: bool = False) -> Job:

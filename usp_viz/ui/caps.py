@@ -15,6 +15,8 @@ MAX_ROWS = 2**20
 """Rows of the whole order in all batch rows."""
 MAX_DENSE_PAIRS = 10**8
 """Elements of dense masks that have to be looked at: about three seconds of one core."""
+MAX_HOLES = 100_000
+"""Holes of key masks, each looked at for every rank and ring position: a few seconds at most."""
 MAX_EVENTS = 50_000
 MAX_SPANS = 200_000
 """Events, and spans of rows in them, of a trace that is sent as JSON: some 30 MB."""
@@ -32,9 +34,12 @@ def check_prediction(scenario: Scenario) -> None:
         (len(m.key.valid) for m in s.attention.mask if isinstance(m, KeyMask)), default=1
     )
     pairs = dense * paddings * s.tokens.total**2
+    holes = sum(len(m.key.holes) for m in s.attention.mask if isinstance(m, KeyMask))
     _at_most("mesh", s.mesh.ranks, MAX_RANKS, "ranks")
     _at_most("tokens.total", rows, MAX_ROWS, "rows in all batch rows")
     _at_most("attention.mask", pairs, MAX_DENSE_PAIRS, "elements of dense masks")
+    looks = holes * paddings * s.mesh.ring * s.mesh.ranks
+    _at_most("attention.mask", looks, MAX_HOLES, "holes x ring positions x ranks")
 
 
 def check_trace(scenario: Scenario, trace: Trace) -> None:

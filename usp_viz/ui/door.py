@@ -22,6 +22,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 _CALLS = re.compile(
     r"/gradio_api/(queue/join|(call|run|api)/[\w/]+|component_server|cancel|reset)/?"
 )
+_RUN = re.compile(r"/gradio_api/(call|run|api)/run/?")
 _UNUSED = re.compile(r"/gradio_api/(deep_link|proxy=)")
 
 
@@ -49,7 +50,7 @@ class Door:
             if problem := _problem(body):
                 await _refuse(send, 400, problem)
                 return
-            receive = _replayed(body, receive)
+            receive = _replayed(_completed(path, body), receive)
         await self._app(scope, receive, send)
 
 
@@ -63,6 +64,17 @@ async def _body(receive: Receive) -> bytes | None:
             return None
         if not message.get("more_body", False):
             return bytes(body)
+
+
+def _completed(path: str, body: bytes) -> bytes:
+    """A call of ``run`` with its optional policy: over plain HTTP gradio knows no defaults."""
+    if not _RUN.fullmatch(path):
+        return body
+    sent = json.loads(body)
+    data = sent.get("data") if isinstance(sent, dict) else None
+    if isinstance(data, list) and len(data) == 1:
+        return json.dumps(sent | {"data": [*data, None]}).encode()
+    return body
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
