@@ -102,7 +102,7 @@
       parts.push(el('p', { class: 'uspv-label' }, 'Because'), el('ul', { class: 'uspv-facts' }, error.because.map((fact) => el('li', null, el('code', null, fact)))));
     }
     if (error.source) parts.push(el('p', { class: 'uspv-mute' }, el('code', null, error.source), error.release ? ` · release ${error.release}` : '', error.rule ? ` · rule ${error.rule}` : ''));
-    if (rule.reason) parts.push(el('p', null, sentence(rule.reason)));
+    if (rule.reason) parts.push(el('p', { class: 'uspv-label' }, rule.guard ? 'The reason given upstream' : 'Why'), el('p', null, sentence(rule.reason)));
     if (rule.behind) { card.behind = el('div', { class: 'uspv-behind' }); parts.push(card.behind); behind(card, rule.behind, rule.behind_is_seen); }
     const fixes = error.fixes || [];
     if (fixes.length) {
