@@ -224,9 +224,12 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from usp_viz.bench.spine import bench_spine
+    if arguments.what == "page":
+        from usp_viz.bench.page import bench_page as bench
+    else:
+        from usp_viz.bench.spine import bench_spine as bench
 
-    report = bench_spine(quick=arguments.quick)
+    report = bench(quick=arguments.quick)
     _print_json(report.to_json()) if arguments.json else print(report.text())
     return 0
 
@@ -358,6 +361,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--port", type=int, default=7860, help="0 picks a free one (default: 7860)")
     sub.add_argument("--host", default="127.0.0.1", help="default: this machine only")
     sub = command("bench", _bench, "measure this machine: medians and ratios")
-    sub.add_argument("what", choices=("spine",))
+    sub.add_argument("what", choices=("spine", "page"))
     sub.add_argument("--quick", action="store_true", help="small sizes, for a first look")
     return parser

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from usp_viz.bench.figures import BenchReport, Figure, median, progress
 from usp_viz.cost import peak_bytes
 from usp_viz.plan import plan
 from usp_viz.runtime.pool import RankPool
@@ -19,55 +18,6 @@ from usp_viz.scenario import Scenario
 
 SMALL = "dense-2x2"
 DEGREES = ((4, 1), (2, 2), (1, 4))
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured figure beside its goal.
-
-    Attributes:
-        name: What was measured.
-        value: Median.
-        unit: ms, s, x (a ratio) …
-        goal: As in ``<= 50``; empty where the figure only serves another.
-        runs: How many runs the median is over.
-        note: Spread, or what it is made of.
-    """
-
-    name: str
-    value: float
-    unit: str
-    goal: str
-    runs: int
-    note: str = ""
-
-    @property
-    def met(self) -> bool:
-        """Whether the goal is reached."""
-        if not self.goal:
-            return True
-        sign, bound = self.goal.split()
-        return self.value >= float(bound) if sign == ">=" else self.value <= float(bound)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchReport:
-    """All figures of one bench."""
-
-    figures: tuple[Figure, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"figures": [asdict(f) | {"met": f.met} for f in self.figures]}
-
-    def text(self) -> str:
-        """A table for a terminal."""
-        width = max(len(f.name) for f in self.figures)
-        return "\n".join(
-            f"{'✓' if f.met else '✗'} {f.name:<{width}}  {f.value:>10.4g} {f.unit:<3} "
-            + "; ".join(filter(None, (f.goal and f"goal {f.goal}", f"{f.runs} runs", f.note)))
-            for f in self.figures
-        )
 
 
 def bench_spine(quick: bool = False) -> BenchReport:
@@ -83,22 +33,13 @@ def bench_spine(quick: bool = False) -> BenchReport:
     return BenchReport(tuple(_with_ratio(figures)))
 
 
-def _progress(text: str) -> None:
-    print(f"bench: {text} …", file=sys.stderr, flush=True)
-
-
-def _median(name: str, values: list[float], unit: str, goal: str) -> Figure:
-    spread = f"{min(values):.4g} … {max(values):.4g}"
-    return Figure(name, statistics.median(values), unit, goal, len(values), spread)
-
-
 def _verdicts(pool: RankPool, runs: int) -> Iterator[Figure]:
-    _progress("warm verdicts")
+    progress("warm verdicts")
     scenario = Scenario.load(SMALL).set({"policy": "extended", "expect": None})
     for _ in range(3):
         run(scenario, pool=pool)
     walls = [float(run(scenario, pool=pool).timing["wall_ms"] or 0.0) for _ in range(runs)]
-    yield _median("warm run, call to verdict, U2 x R2, S 48", walls, "ms", "<= 50")
+    yield median("warm run, call to verdict, U2 x R2, S 48", walls, "ms", "<= 50")
 
 
 def _processes(runs: int) -> Iterator[Figure]:
@@ -114,8 +55,8 @@ def _processes(runs: int) -> Iterator[Figure]:
         ("usp-viz check", "<= 0.5"): [python, "-m", "usp_viz", "check", SMALL],
     }
     for (name, goal), command in commands.items():
-        _progress(name)
-        yield _median(name, [_seconds(command) for _ in range(runs)], "s", goal)
+        progress(name)
+        yield median(name, [_seconds(command) for _ in range(runs)], "s", goal)
 
 
 def _seconds(command: list[str]) -> float:
@@ -149,7 +90,7 @@ def _attention(pool: RankPool, total: int, runs: int) -> Iterator[Figure]:
     floors: list[float] = []
     ours: dict[tuple[int, int], list[float]] = {degrees: [] for degrees in DEGREES}
     for n in range(runs + 1):
-        _progress(f"attention, S {total}, round {n} of {runs}")
+        progress(f"attention, S {total}, round {n} of {runs}")
         scenario = _large(1, 1, total)
         (floor,) = _job(pool, "floor", scenario, {"threads": 2})
         for degrees in DEGREES:
@@ -161,13 +102,13 @@ def _attention(pool: RankPool, total: int, runs: int) -> Iterator[Figure]:
     for (ulysses, ring), seconds in ours.items():
         ratios = [a / b for a, b in zip(seconds, floors, strict=True)]
         name = f"CPU time, {ulysses}x{ring} / SDPA, S {total}, fp32"
-        yield _median(name, ratios, "x", "<= 1.05")
+        yield median(name, ratios, "x", "<= 1.05")
 
 
 def _memory(pool: RankPool, total: int) -> Iterator[Figure]:
     for degrees in DEGREES:
         scenario = _large(*degrees, total)
-        _progress(f"peak tensor bytes, {degrees[0]}x{degrees[1]}")
+        progress(f"peak tensor bytes, {degrees[0]}x{degrees[1]}")
         ranks = _job(pool, "attention", scenario, {"meter": True})
         predicted = peak_bytes(plan(scenario))
         ratios = [rank[2] / predicted[n] for n, rank in enumerate(ranks)]
@@ -188,7 +129,7 @@ def _job(pool: RankPool, name: str, scenario: Scenario, options: Any = None) -> 
 
 
 def _simulation(runs: int) -> Iterator[Figure]:
-    _progress("simulation of 1024 ranks")
+    progress("simulation of 1024 ranks")
     scenario = Scenario.parse(
         {
             "mesh": {"ulysses": 32, "ring": 32},
@@ -203,7 +144,7 @@ def _simulation(runs: int) -> Iterator[Figure]:
         for step in range(trace.steps):
             trace.step(step)
 
-    yield _median("simulate U32 x R32, 1M tokens, all events", _times(simulated, runs), "s", "<= 2")
+    yield median("simulate U32 x R32, 1M tokens, all events", _times(simulated, runs), "s", "<= 2")
 
 
 def _times(call: Callable[[], None], runs: int) -> list[float]:
