@@ -108,7 +108,7 @@
 
     /** What is shown. `seen` is the answer about the last valid scenario, `text` what stands in the editor. */
     const state = { text: '', seen: null, error: null, show: 'sglang', step: 0, tab: 'controls', present: false, scenes: {}, outcomes: {}, before: null, stale: true, running: null };
-    let asked = 0, urlTimer = 0, typing = 0, pending = null, hash = null;
+    let asked = 0, urlTimer = 0, typing = 0, pending = null, hash = null, unanswered = {};
 
     // -- Elements --------------------------------------------------------------------------------
     const ui = {};
@@ -181,11 +181,12 @@
 
     /** Show an answer; `how` may say keep (the editor's text), step, run, replace (no new history entry). */
     function take(found, how) {
+      unanswered = {};
       if (!how.keep) { state.text = found.text; ui.editor.value = found.text; }
-      state.error = found.error; notice(); lines();
-      if (found.error) { root.dataset.state = 'invalid'; ui.run.disabled = true; if (state.seen) controls(); return; }
+      state.error = found.error; lines();
+      if (found.error) { notice(); root.dataset.state = 'invalid'; ui.run.disabled = true; if (state.seen) controls(); return; }
       const other = found.hash !== hash; hash = found.hash;
-      state.seen = found; state.show = found.show;
+      state.seen = found; state.show = found.show; notice();
       if (other) { state.scenes = {}; state.outcomes = {}; state.stale = true; halt(); if (!how.fix) cards.clear(); pending = null; }
       root.dataset.state = 'valid'; ui.run.disabled = Boolean(found.limit);
       headline(); controls(); policies(); status();
@@ -201,7 +202,8 @@
       const box = ui.mount.querySelector('.usp'); if (box) box.toggleAttribute('data-present', state.present);
     }
 
-    const change = (set, how) => ask({ text: state.text, set }, how);
+    /** Changes that no answer has come to yet go along with the next. */
+    function change(set, how) { unanswered = { ...unanswered, ...set }; return ask({ text: state.text, set: unanswered }, how); }
 
     // -- What it is ------------------------------------------------------------------------------
     function headline() {
@@ -222,7 +224,7 @@
       if (e) {
         lines.push(el('p', null, e.line ? `Line ${e.line}: ${e.message}` : e.message), el('div', { class: 'uspage-choices' }, suggestions(e)));
         if (s) lines[1].append(button('Undo', () => ask({ address: s.address }, { replace: true }), { class: 'uspage-quiet' }));
-      } else if (s && (s.limit || s.unseen)) lines.push(el('p', null, s.limit || s.unseen));
+      } else if (s && (s.limit || s.unseen)) lines.push(el('p', null, s.limit || s.unseen), el('div', { class: 'uspage-choices' }, button('Shrink it to what meets the same rules', () => find(state.text))));
       ui.notice.replaceChildren(...lines); ui.notice.hidden = !lines.length;
     }
 
@@ -254,8 +256,8 @@
     }
 
     // -- Find: an error text, a launch command -----------------------------------------------------
-    async function find() {
-      const text = ui.paste.value.trim(); if (!text) return;
+    async function find(given) {
+      const text = (given || ui.paste.value).trim(); if (!text) return;
       let found;
       try { found = JSON.parse(await server.find(text)); } catch (error) { found = { said: [`The server does not answer: ${error.message || error}`], choices: [] }; }
       tell(found.said, found.choices.map((c) => button(c.title, () => ask({ text: c.text, show: null }, { step: 0, run: true }))));
@@ -411,6 +413,7 @@
     }
     async function watch(policy) {
       if (policy === state.show || !state.seen) return;
+      if (state.error && !state.scenes[policy]) return;
       state.show = policy; policies();
       if (state.scenes[policy]) { load(state.scenes[policy], state.step); later(); return; }
       await ask({ text: state.text }, { keep: true, replace: true });
@@ -492,13 +495,13 @@
     }
 
     /** Nobody listens any more: take it out of the queue, and off the ranks. */
-    function drop(me) {
+    function drop(me, now) {
       if (me.source) me.source.close();
-      server.cancel(me.ticket).catch(() => {});
+      (now ? server.cancel(me.ticket) : server.leave(me.ticket)).catch(() => {});
       if (me.event) fetch(`${api}/cancel`, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ session_hash: me.session, fn_index: me.index, event_id: me.event }) }).catch(() => {});
     }
-    function halt() { const me = state.running; if (me) { state.running = null; drop(me); } }
-    function cancel() { const me = state.running; if (!me) return; halt(); state.stale = true; for (const p of POLICIES) if (!state.outcomes[p]) cards.failed(p, 'Cancelled.'); status('Cancelled.'); ui.run.focus(); }
+    function halt(now) { const me = state.running; if (me) { state.running = null; drop(me, now); } }
+    function cancel() { const me = state.running; if (!me) return; halt(true); state.stale = true; for (const p of POLICIES) if (!state.outcomes[p]) cards.failed(p, 'Cancelled.'); status('Cancelled.'); ui.run.focus(); }
     const token = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) => b.toString(16).padStart(2, '0')).join('');
 
     // -- The address, back and forth -------------------------------------------------------------------

@@ -208,6 +208,27 @@ def test_a_paste_finds_the_scenario(visit: Open) -> None:
     assert ended(page)["sglang"] == "refused"
 
 
+def test_changes_in_quick_succession_all_count(visit: Open) -> None:
+    page = visit("?scenario=dense-2x2")
+    ended(page)
+    page.evaluate(
+        """() => { for (const key of ['mesh.ulysses=4', 'mesh.ring=4', 'attention.causal'])
+                 document.querySelector(`[data-key="${key}"]`).click(); }"""
+    )
+    until(page, "uspApp.state.seen.normal.mesh.ring === 4")
+    assert written(page)["mesh"] == {"ulysses": 4, "ring": 4}
+    assert written(page)["attention"] == {"causal": True}
+
+
+def test_what_is_too_large_can_be_seen_and_shrunk(visit: Open) -> None:
+    page = visit("?mesh.ulysses=8&mesh.ring=8&attention.layer=UlyssesAttention&tokens.total=2048")
+    settled(page)
+    assert page.evaluate("uspApp.player.state.chips") > 100
+    page.get_by_role("button", name="Shrink it").click()
+    until(page, "uspApp.state.seen.normal.mesh.ring === 2")
+    assert ended(page)["sglang"] == "refused"
+
+
 def test_by_keyboard_alone(visit: Open) -> None:
     page = visit()
     ended(page)

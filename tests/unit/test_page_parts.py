@@ -237,6 +237,28 @@ def test_a_ticket_cancels_its_own_run_and_no_other() -> None:
     assert desk.is_cancelled("another")
 
 
+def test_a_run_that_its_visitor_left_may_end_by_itself() -> None:
+    desk = Desk(lambda: pytest.fail("its ranks were stopped"))
+    running, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with desk.serve("mine"):
+            running.set()
+            assert leave.wait(60)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert running.wait(60)
+    left = threading.Thread(target=lambda: desk.cancel("mine", patience=60))
+    left.start()
+    while not desk.is_cancelled("mine"):
+        pass
+    leave.set()
+    worker.join(60)
+    left.join(60)
+    assert not left.is_alive()
+
+
 def test_what_was_cancelled_before_its_turn_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_ran", lambda scenario: pytest.fail("it ran"))
     desk = Desk(lambda: None)

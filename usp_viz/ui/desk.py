@@ -44,16 +44,23 @@ class Desk:
         with self._guard:
             return ticket in self._cancelled
 
-    def cancel(self, ticket: str) -> bool:
+    def cancel(self, ticket: str, patience: float = 0.0) -> bool:
         """End what is run for this ticket, or keep it from starting; returns whether it ran.
 
         A run that is about to start hears nothing yet, so it is told again until it has ended.
+
+        Args:
+            ticket: Whose run.
+            patience: Seconds that the run at hand may still take. Ranks that are stopped have to
+                be started again, which takes longer than most runs.
         """
         with self._guard:
             self._cancelled[ticket] = None
             while len(self._cancelled) > KEPT:
                 del self._cancelled[next(iter(self._cancelled))]
         ran = False
+        if self._is_serving(ticket):
+            self._done.wait(patience)
         for _ in range(100):
             with self._guard:
                 if self._serving != ticket:
@@ -63,3 +70,7 @@ class Desk:
             if self._done.wait(0.1):
                 return ran
         return ran
+
+    def _is_serving(self, ticket: str) -> bool:
+        with self._guard:
+            return self._serving == ticket

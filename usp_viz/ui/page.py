@@ -27,6 +27,8 @@ from usp_viz.views.html import html
 from usp_viz.views.scene import Scene, scene, what_follows
 
 MAX_QUEUE = 32
+PATIENCE_S = 3.0
+"""How long a run goes on whose visitor has turned to something else."""
 ON_RANKS: dict[str, Any] = {"concurrency_id": "ranks", "concurrency_limit": 1}
 """What needs the rank processes waits in one queue, which tells each visitor their place."""
 
@@ -38,13 +40,16 @@ def build(desk: Desk | None = None) -> gr.Blocks:
     def cancel(ticket: Any) -> bool:
         return desk.cancel(str(ticket))
 
+    def leave(ticket: Any) -> bool:
+        return desk.cancel(str(ticket), PATIENCE_S)
+
     with gr.Blocks(title="USP Viz", fill_width=True, analytics_enabled=False) as demo:
         gr.HTML(
             "",
             html_template='<div class="uspage-mount">USP Viz needs JavaScript.</div>',
             js_on_load=script(catalog()),
             apply_default_css=False,
-            server_functions=[look, find, export, cancel],
+            server_functions=[look, find, export, cancel, leave],
             elem_id="usp-viz",
         )
         api(_stream(desk), api_name="stream", api_visibility="private", **ON_RANKS)
