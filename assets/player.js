@@ -2418,7 +2418,8 @@
     on(ui.table, 'toggle', same);
     on(ui.text, 'toggle', same);
     function keys(e) {
-      if (!m || e.defaultPrevented || e.altKey || e.ctrlKey || e.metaKey || ui.dialog.open) return;
+      if (!m || e.defaultPrevented || e.altKey || e.ctrlKey || e.metaKey) return;
+      if (document.querySelector(':modal')) return; // its own keys, Escape above all
       const target = e.target,
         tag = target.tagName,
         typing =
@@ -2443,7 +2444,7 @@
         ArrowDown: () => walk(1),
         ArrowUp: () => walk(-1),
         '?': acts.help,
-        Escape: () => setToken(null),
+        Escape: token && (() => setToken(null)),
         c: acts.collective,
         h: acts.hop,
         m: acts.merge,
