@@ -17,8 +17,9 @@
     'ring R': 'Ring degree: R ranks keep their queries and pass keys and values round, hop by hop, merging partial softmaxes.',
     'rank order': 'Which axis neighbouring ranks lie on. sglang is always ulysses-inner.',
     'S': 'Tokens of one sequence (rows), per batch row, before they are sharded over the ranks.',
-    'shards': 'The rows that each rank holds, by sequence position. Uneven shards are what sglang calls seq_lens, or varlen.',
-    'documents': 'Packed documents: several sequences laid end to end; attention stays inside each. Other libraries call this varlen, too.',
+    'shards': 'The rows that each rank holds, by sequence position. Uneven ones are what sglang calls seq_lens.',
+    'varlen': 'Two different things, which this page keeps apart: uneven shards (seq_lens in sglang) and packed documents (cu_seqlens elsewhere).',
+    'documents': 'Packed documents: several sequences laid end to end; attention stays inside each.',
     'layout': 'Which rows a position holds: one run (contiguous), an early and a late chunk (zigzag), or every R-th row (striped).',
     'replicated': 'Rows that every rank holds besides its shard: text tokens beside image tokens, for example.',
     'layer': "sglang's attention layer: USPAttention knows rings, the older UlyssesAttention does not.",
@@ -151,7 +152,7 @@
     ui.verdicts = el('section', { class: 'uspage-verdicts', 'aria-label': 'Verdicts' }, el('div', { class: 'uspage-runbar' }, el('h2', { class: 'uspage-section' }, 'Three answers to the same scenario'), ui.status, ui.cancel, ui.run), ui.before, ui.cards);
 
     ui.menu = el('dialog', { class: 'uspage-dialog uspage-menu', 'aria-label': 'Scenarios' }); closing(ui.menu);
-    ui.words = el('dialog', { class: 'uspage-dialog', 'aria-label': 'Words' }, el('h2', null, 'Words'), el('dl', null, Object.entries(WORDS).flatMap(([term, text]) => [el('dt', null, term), el('dd', null, text)])), button('Close', () => ui.words.close())); closing(ui.words);
+    ui.words = el('dialog', { class: 'uspage-dialog', 'aria-label': 'Words' }, el('div', { class: 'uspage-menuhead' }, el('h2', null, 'Words'), button('Close', () => ui.words.close(), { class: 'uspage-quiet' })), el('dl', null, Object.entries(WORDS).flatMap(([term, text]) => [el('dt', null, term), el('dd', null, text)]))); closing(ui.words);
     ui.word = el('div', { class: 'uspage-word', popover: 'auto' });
     ui.leave = button('Leave presenter mode', () => present(false), { class: 'uspage-leave uspage-quiet' });
 
@@ -225,7 +226,7 @@
         lines.push(el('p', null, e.line ? `Line ${e.line}: ${e.message}` : e.message), el('div', { class: 'uspage-choices' }, suggestions(e)));
         if (s) lines[1].append(button('Undo', () => ask({ address: s.address }, { replace: true }), { class: 'uspage-quiet' }));
       } else if (s && (s.limit || s.unseen)) lines.push(el('p', null, s.limit || s.unseen), el('div', { class: 'uspage-choices' }, button('Shrink it to what meets the same rules', () => find(state.text))));
-      ui.notice.replaceChildren(...lines); ui.notice.hidden = !lines.length;
+      ui.notice.dataset.kind = e ? 'error' : 'limit'; ui.notice.replaceChildren(...lines); ui.notice.hidden = !lines.length;
     }
 
     /** Nearest legal values as buttons; what cannot be set by a dotted key stays in the message. */
