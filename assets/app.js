@@ -537,7 +537,9 @@
     }
     async function save() {
       if (!state.scene) return;
-      const text = await server.export(state.scene), link = el('a', { href: URL.createObjectURL(new Blob([text], { type: 'text/html' })), download: `${state.seen.name}-${state.show}.html` });
+      let text;
+      try { text = await server.export(state.scene); } catch (error) { ui.status.textContent = `Not saved: ${error.message || error}`; return; }
+      const link = el('a', { href: URL.createObjectURL(new Blob([text], { type: 'text/html' })), download: `${state.seen.name}-${state.show}.html` });
       root.append(link); link.click(); link.remove(); setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     }
 
