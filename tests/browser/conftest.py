@@ -13,8 +13,9 @@ from usp_viz.bench.chromium import browsing
 OpenFile = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Gone when its module is: as long as it is there, no other test can use asyncio."""
     with browsing() as browser:
         yield browser
 
